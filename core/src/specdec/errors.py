@@ -1,0 +1,118 @@
+"""Every error specdec raises on purpose: one base class, one subclass per cause.
+
+A message says what was asked, what is there and what to do. The facts it names are also attributes,
+so that a program can act on them. The command line prints the message alone and exits with code 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class SpecdecError(Exception):
+    """Base of every error a user of specdec can cause or must act on."""
+
+
+# --- configuration and requests -----------------------------------------------------------------
+
+
+class ConfigError(SpecdecError):
+    """A setting is unknown, has a bad value or contradicts another one."""
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class InvalidRequestError(SpecdecError):
+    """A prompt or its sampling parameters cannot be served; the engine goes on."""
+
+
+class CapacityError(SpecdecError):
+    """A limit of the engine is too small for what was asked (KV cache, queue, model length)."""
+
+
+class RequestFailedError(SpecdecError):
+    """A request that had started could not be finished, for example on NaN logits."""
+
+
+class EngineDeadError(SpecdecError):
+    """The engine stopped on an internal fault, or was closed; the cause is chained."""
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+class ModelNotFoundError(SpecdecError):
+    """No model is found under the name or path given."""
+
+
+class ModelLoadError(SpecdecError):
+    """A checkpoint exists but cannot be read: truncated, corrupt, missing or surplus tensors."""
+
+
+class UnsupportedModelError(SpecdecError):
+    """The architecture cannot be a target; every reason is listed."""
+
+    def __init__(self, message: str, *, reasons: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.reasons = tuple(reasons)
+
+
+# --- plugins ------------------------------------------------------------------------------------
+
+
+class PluginError(SpecdecError):
+    """Base of the errors about finding, loading and running plugins."""
+
+    def __init__(self, message: str, *, kind: str | None = None, name: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.name = name
+
+
+class PluginNotFoundError(PluginError):
+    """No installed distribution offers the name; the closest match and the `pip install` line are given."""
+
+
+class PluginImportError(PluginError):
+    """The plugin is installed but importing it fails; the original exception is chained."""
+
+
+class PluginVersionError(PluginError):
+    """The plugin was built for another version of the core."""
+
+
+class PluginConflictError(PluginError):
+    """Two distributions offer the same name."""
+
+
+class PluginKindError(PluginError):
+    """The name belongs to another kind of plugin."""
+
+
+class PluginUnsuitableError(PluginError):
+    """The plugin cannot serve this model or machine; all reasons at once."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str | None = None,
+        name: str | None = None,
+        reasons: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message, kind=kind, name=name)
+        self.reasons = tuple(reasons)
+
+
+class PluginBlockedError(PluginError):
+    """A setting or an environment variable forbids the plugin."""
+
+
+class PluginContractError(PluginError):
+    """The plugin loaded, but what it registers or returns breaks the contract of its hook."""
+
+
+class ProposerError(PluginError):
+    """A proposer raises this to skip speculation for one step; the engine counts it as a fault."""

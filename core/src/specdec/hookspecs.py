@@ -1,0 +1,205 @@
+"""Every hook a specdec plugin can implement; this file is the contract.
+
+A plugin is a module named by an entry point. It holds functions marked with `hookimpl`, and implementations may
+leave out arguments they do not use. Hooks are factories: each is called while an engine starts (or
+while the command line is built), never in the step loop. The loop calls the methods of the objects they return.
+
+Groups and hooks:
+
+=============================== ==================== ==============================================
+entry-point group               hook                 object returned
+=============================== ==================== ==============================================
+``specdec.proposers``           `propose`            `specdec.drafting.Proposer`
+``specdec.heads``               `draft_head`         `specdec.drafting.DraftHead`
+``specdec.verifiers``           `verify`             `specdec.verify.Verifier`
+``specdec.attention_backends``  `attention_backend`  `specdec.attention.AttentionBackend`
+``specdec.grammars``            `grammar`            a grammar backend
+``specdec.stat_loggers``        `stat_logger`        `specdec.metrics.StatLogger`
+``specdec.commands``            `add_command`        nothing
+=============================== ==================== ==============================================
+
+Any plugin may also implement `config_class` (its own options) and, for proposers, `identify`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from specdec.attention.interface import AttentionBackend
+    from specdec.drafting.base import DraftHead, Proposer
+    from specdec.metrics.loggers import StatLogger
+    from specdec.types import AttentionRequirements, EngineContext, Identification
+    from specdec.verify.base import Verifier
+
+PROJECT = "specdec"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec(firstresult=True)
+def propose(config: Any, engine: EngineContext) -> Proposer | None:
+    """Build the proposer of a method for an engine.
+
+    When called: once per engine, after the target is loaded, on the engine's thread.
+
+    Args:
+        config: instance of the class returned by `config_class`, validated; for a plugin without one, an empty mapping.
+        engine: facts about the engine and its target; read-only.
+
+    Returns:
+        A `specdec.drafting.Proposer`. None means "not mine" and is an error when no other plugin answers.
+
+    Raises:
+        PluginUnsuitableError: the method cannot serve this target; the engine does not start and shows all reasons.
+        SpecdecError: anything else a user must act on. Other exceptions stop the start and name the plugin.
+
+    Compatibility: since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def verify(config: Any, engine: EngineContext) -> Verifier | None:
+    """Build the verifier for an engine.
+
+    When called: once per engine, after the target is loaded and before the proposer is used.
+
+    Args:
+        config: instance of the plugin's `config_class`, or an empty mapping.
+        engine: facts about the engine and its target; read-only.
+
+    Returns:
+        A `specdec.verify.Verifier`.
+
+    Raises:
+        SpecdecError: shown as it is. Other exceptions stop the start and name the plugin.
+
+    Compatibility: since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def attention_backend(requirements: AttentionRequirements, engine: EngineContext) -> AttentionBackend | None:
+    """Build an attention backend over the paged KV cache.
+
+    When called: once per engine, after the target's attention layers are known and before the KV cache is made.
+    With ``attention_backend = "auto"`` each installed backend is built and asked `AttentionBackend.supports`; of those that
+    serve the engine the one with the highest `AttentionBackend.priority` is taken.
+
+    Args:
+        requirements: layers, dtype, device and block size to serve.
+        engine: facts about the engine; ``engine.target`` is not ready to run yet.
+
+    Returns:
+        A `specdec.attention.AttentionBackend`; it must not allocate large buffers before `AttentionBackend.supports` was asked.
+
+    Raises:
+        SpecdecError: shown as it is when the backend was named by the user; with "auto" the backend is passed over.
+
+    Compatibility: since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def draft_head(checkpoint: Path, engine: EngineContext) -> DraftHead | None:
+    """Build a draft head for the target's architecture.
+
+    When called: once per engine, by a proposer that runs heads, after the target is loaded.
+
+    Args:
+        checkpoint: directory of the head's checkpoint.
+        engine: facts about the engine; ``engine.target`` is loaded.
+
+    Returns:
+        A `specdec.drafting.DraftHead` whose weights are not loaded yet.
+
+    Raises:
+        ModelLoadError: missing or surplus tensors, by name.
+
+    Compatibility: since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def config_class() -> type | None:
+    """Return the attrs class of the plugin's own options.
+
+    When called: while a configuration is validated; the module must import without torch.
+
+    Returns:
+        An attrs class. Its fields are the keys that the ``speculative`` section (proposers), or the section named after the
+        plugin's kind, may carry beside the core's own.
+
+    Compatibility: since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def identify(checkpoint: Path) -> Identification | None:
+    """Say whether a checkpoint directory belongs to this proposer.
+
+    When called: only if ``speculative.model`` is set and ``speculative.method`` is not, for plugins whose shipped markers
+    (``specdec_markers.toml`` beside the plugin's module) fit the checkpoint's ``config.json``.
+
+    Args:
+        checkpoint: directory with a ``config.json``.
+
+    Returns:
+        An `Identification`, or None.
+
+    Compatibility: since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def grammar(config: Any, engine: EngineContext) -> Any:
+    """Build a grammar backend for structured output.
+
+    When called: once per engine, when a grammar backend is selected.
+
+    Args:
+        config: instance of the plugin's `config_class`, or an empty mapping.
+        engine: facts about the engine; ``engine.tokenizer`` is set.
+
+    Returns:
+        A grammar backend.
+
+    Compatibility: since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def stat_logger(config: Any, engine: EngineContext) -> StatLogger | None:
+    """Build a consumer of step statistics.
+
+    When called: once per engine for each logger named in ``stat_loggers``.
+
+    Args:
+        config: instance of the plugin's `config_class`, or an empty mapping.
+        engine: facts about the engine; read-only.
+
+    Returns:
+        A `specdec.metrics.StatLogger`.
+
+    Compatibility: since 0.1.
+    """
+
+
+@hookspec
+def add_command(cli: argparse._SubParsersAction) -> None:
+    """Add a subcommand to the ``specdec`` command line.
+
+    When called: only when the subcommand's name is typed, or for ``specdec --help``; must import nothing heavy.
+
+    Args:
+        cli: the subparsers object; call ``add_parser`` once with the entry point's name and set ``run`` as a default, a
+            function that takes the parsed arguments and returns the exit code.
+
+    Compatibility: since 0.1.
+    """

@@ -1,0 +1,1 @@
+"""`SpecDecodingStats`: what happened in one step, and the sum since the engine started."""

@@ -1,0 +1,276 @@
+"""The frozen values that stages of a step hand to one another.
+
+Shapes use these letters: B requests of the step, T packed tokens, R rows with logits, N draft tokens (or tree nodes), V
+vocabulary, H hidden size. Packed means: requests one after another without padding; request r owns
+tokens ``query_start_loc[r] .. query_start_loc[r + 1] - 1``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy as np
+    from torch import Tensor
+
+    from specdec.sampling.params import SamplingParams
+
+PLACEHOLDER_TOKEN_ID = -1
+"""Fills padded positions of token-id arrays; never a real token."""
+
+
+@frozen(eq=False, kw_only=True)
+class Draft:
+    """What a proposer suggests for the next step of each request.
+
+    A draft of a request is a chain, or a tree when ``parents`` is given.
+    """
+
+    token_ids: Tensor
+    """int64 [N]: the draft tokens of all requests, one request after another."""
+    num_draft_tokens: Tensor
+    """int32 [B]: how many of them belong to each request; sums to N."""
+    parents: Tensor | None = None
+    """int32 [N] for trees: index of the parent among the request's own nodes, -1 for the last committed token;
+    parents come before children. None for chains."""
+    draft_probs: Tensor | None = None
+    """float32 [N, V]: the law each token was really drawn from, or None when the choice was deterministic."""
+    confidence: Tensor | None = None
+    """float32 [N]: the proposer's own estimate of acceptance, or None."""
+
+
+@frozen(eq=False, kw_only=True)
+class RequestInfo:
+    """What a proposer learns about a request when it starts (`Proposer.start`)."""
+
+    request_id: str
+    prompt_token_ids: np.ndarray
+    """int64 [prompt length], read-only."""
+    sampling: SamplingParams
+    seed: int
+    """The 64-bit seed of the request's noise (`specdec.sampling.noise`)."""
+
+
+@frozen(eq=False, kw_only=True)
+class PackedBatch:
+    """The input of one target forward pass: T tokens of B requests, packed."""
+
+    input_ids: Tensor
+    """int64 [T]."""
+    positions: Tensor
+    """int64 [T]: index of each token in its sequence (for trees: committed length + depth)."""
+    slot_mapping: Tensor
+    """int64 [T]: where each token's K/V goes, ``block_id * block_size + offset``."""
+    query_start_loc: Tensor
+    """int32 [B + 1]: prefix sums of the query lengths."""
+    seq_lens: Tensor
+    """int32 [B]: K/V entries each request has once this batch is written."""
+    block_tables: Tensor
+    """int32 [B, max blocks]: the requests' block ids; rows are padded with 0."""
+    logits_indices: Tensor
+    """int64 [R]: which of the T tokens need logits."""
+    max_query_len: int
+    max_seq_len: int
+    parents: Tensor | None = None
+    """int32 [T] for trees: parent of each token among the request's own tokens of this batch, -1 for its first; None when
+    every request is a chain or a prefill chunk."""
+
+
+@frozen(eq=False, kw_only=True)
+class TargetOutput:
+    """What the target model returns for a `PackedBatch`."""
+
+    logits: Tensor
+    """[R, V] in the model's dtype, raw."""
+    hidden_states: Tensor | None = None
+    """[T, H] final hidden states (after the last norm), when a proposer needs them."""
+    aux_hidden_states: tuple[Tensor, ...] | None = None
+    """one [T, H] per tapped layer, in the order asked for."""
+
+
+@frozen(eq=False, kw_only=True)
+class ProposalInput:
+    """What a proposer sees once per step, after commit: the requests that can take a draft."""
+
+    request_ids: tuple[str, ...]
+    token_ids: tuple[np.ndarray, ...]
+    """int64 [n_r] per request, read-only views: prompt and output committed so far."""
+    max_draft_tokens: np.ndarray
+    """int32 [B]: the most tokens each request can use; a longer draft breaks the contract."""
+    sampling: tuple[SamplingParams, ...] = ()
+    seeds: tuple[int, ...] = ()
+    batch: PackedBatch | None = None
+    """The batch just verified; present when the proposer needs hidden states."""
+    target: TargetOutput | None = None
+    """The target's output for ``batch``; present when the proposer needs hidden states."""
+    batch_rows: np.ndarray | None = None
+    """int32 [B]: the index in ``batch`` of each request."""
+    num_accepted_tokens: np.ndarray | None = None
+    """int32 [B]: how many draft tokens of the last step were kept."""
+
+
+@frozen(eq=False, kw_only=True)
+class Rows:
+    """The logits rows of a verify step: request r owns rows ``row_start[r] .. row_start[r + 1] - 1``.
+
+    The first row of a request follows its last committed token; row i follows draft token i - 1 (for trees: node i - 1).
+    A request without a draft has one row.
+    """
+
+    logits: Tensor
+    """float32 [R, V]: processed logits; for rows at temperature 0 they are unscaled."""
+    row_start: Tensor
+    """int32 [B + 1]."""
+    request_index: Tensor
+    """int64 [R]: which request each row belongs to."""
+    positions: Tensor
+    """int64 [R]: the sequence position of the token that the row chooses."""
+    num_requests: int
+
+
+@frozen(eq=False, kw_only=True)
+class Verdict:
+    """What a verifier decided: 1 to k + 1 tokens per request."""
+
+    token_ids: Tensor
+    """int64 [B, K + 1]: the accepted draft tokens and the recovered or bonus token, padded with -1."""
+    num_tokens: Tensor
+    """int32 [B]: how many of them count; accepted draft tokens + 1."""
+    accepted_nodes: Tensor | None = None
+    """int32 [B, K] for trees: the accepted path as node indices, padded with -1; None for chains."""
+
+
+@frozen(kw_only=True)
+class Needs:
+    """What a proposer must be given, so that nothing is captured in vain."""
+
+    token_history: bool = True
+    hidden_states: bool = False
+    aux_layers: tuple[int, ...] = ()
+    """Indices of decoder layers whose output hidden states are tapped."""
+
+
+@frozen(kw_only=True)
+class ProposerCapabilities:
+    """What a proposer can return; the engine pairs it with a verifier accordingly."""
+
+    trees: bool = False
+    draft_probs: bool = False
+    variable_length: bool = True
+
+
+@frozen(kw_only=True)
+class AttentionLayer:
+    """One attention layer of the target, as seen by a backend."""
+
+    index: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    """Width of queries and keys."""
+    v_head_dim: int
+    scaling: float
+    sliding_window: int | None = None
+    """A token attends to itself and the ``sliding_window - 1`` tokens before it."""
+    chunk_size: int | None = None
+    """Chunked attention (llama4): a token attends within its chunk of this many positions."""
+    softcap: float | None = None
+    sinks: bool = False
+    """Attention sinks: one learned logit per head joins the softmax denominator."""
+
+
+@frozen(kw_only=True)
+class AttentionRequirements:
+    """What an attention backend must be able to do for this engine."""
+
+    layers: tuple[AttentionLayer, ...]
+    dtype: str
+    """'float32', 'bfloat16' or 'float16'."""
+    device: str
+    """'cpu', 'cuda', …: the device type."""
+    block_size: int
+    trees: bool = False
+
+
+@frozen(kw_only=True)
+class Identification:
+    """A proposer's answer to `identify`: this checkpoint directory is mine."""
+
+    method: str
+    reason: str
+    """What in the checkpoint says so, for the log and for error messages."""
+
+
+@frozen(eq=False, kw_only=True)
+class TargetInfo:
+    """Facts about the target model that plugins may rely on."""
+
+    model: str
+    """As the user named it."""
+    model_type: str
+    """`config.model_type` of the text part, for example 'llama'."""
+    path: Path | None
+    """The checkpoint directory, when there is one."""
+    hf_config: Any
+    """The transformers configuration of the text part."""
+    vocab_size: int
+    """Width of the logits."""
+    hidden_size: int
+    num_layers: int
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@frozen(eq=False, kw_only=True)
+class EngineContext:
+    """What the factories behind hooks learn about the engine that is starting."""
+
+    target_info: TargetInfo
+    device: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    num_speculative_tokens: int
+    """0 when speculation is off."""
+    block_size: int
+    seed: int
+    target: Any = None
+    """The loaded target (`specdec.target.model.TargetModel`); None until it is loaded."""
+    tokenizer: Any = None
+    settings: Mapping[str, Any] = field(factory=dict)
+    """The whole effective configuration as plain values, read-only."""
+
+
+@frozen(kw_only=True)
+class SpecStats:
+    """Speculation of one request, or of an engine since its start."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    num_draft_tokens_per_pos: tuple[int, ...] = ()
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted, 0 when nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens gained per verify step with a draft; includes the recovered or bonus token. 1.0 without drafts."""
+        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+    @property
+    def acceptance_rate_per_pos(self) -> tuple[float, ...]:
+        """Accepted at draft position i / drafts (unconditional)."""
+        if not self.num_drafts:
+            return tuple(0.0 for _ in self.num_accepted_tokens_per_pos)
+        return tuple(n / self.num_drafts for n in self.num_accepted_tokens_per_pos)
+
+

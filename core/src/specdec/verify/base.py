@@ -1,0 +1,33 @@
+"""The object behind the `verify` hook."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from specdec.sampling.batch import SamplingBatch
+    from specdec.types import Draft, Rows, Verdict
+
+
+class Verifier(ABC):
+    """Decides from the target's logits which draft tokens stay."""
+
+    name: ClassVar[str] = ""
+    lossless: ClassVar[bool] = True
+    """Whether the output has the target's distribution; a lossy verifier is labelled wherever its output shows."""
+    accepts_trees: ClassVar[bool] = False
+    needs_draft_probs: ClassVar[bool] = False
+
+    @abstractmethod
+    def verify(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
+        """Choose the tokens of this step.
+
+        Args:
+            rows: processed logits; request r has ``draft.num_draft_tokens[r] + 1`` rows.
+            draft: the draft tokens that were scored, possibly none; read-only.
+            sampling: per-request temperature and seed, and the keyed noise.
+
+        Returns:
+            A `Verdict` with at least one token for each request.
+        """

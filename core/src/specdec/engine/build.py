@@ -1,0 +1,230 @@
+"""Puts an engine together from its configuration."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from specdec.engine.kv_cache import KVCacheManager
+from specdec.engine.scheduler import Scheduler
+from specdec.errors import CapacityError, ConfigError, PluginUnsuitableError
+from specdec.registry import Registry
+from specdec.runner.batch import BatchBuilder
+from specdec.runner.commit import Committer
+from specdec.runner.drafting import Drafting
+from specdec.runner.verification import Verification
+from specdec.sampling.logprobs import LogprobsComputer
+from specdec.sampling.pipeline import LogitsPipeline
+from specdec.types import EngineContext, Needs
+
+if TYPE_CHECKING:
+    from specdec.config import EngineConfig
+    from specdec.drafting.base import Proposer
+    from specdec.metrics.loggers import StatLogger
+    from specdec.target.model import TargetModel
+    from specdec.verify.base import Verifier
+
+logger = logging.getLogger(__name__)
+
+
+@attrs.frozen(eq=False)
+class Parts:
+    """Everything an `EngineCore` runs."""
+
+    config: EngineConfig
+    context: EngineContext
+    target: TargetModel
+    scheduler: Scheduler
+    builder: BatchBuilder
+    verification: Verification
+    committer: Committer
+    drafting: Drafting | None
+    stat_loggers: tuple[StatLogger, ...]
+
+
+def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
+    """Load the target, select the plugins and size the KV cache.
+
+    Args:
+        config: validated configuration.
+        proposer: an object to draft with instead of one made by ``config.speculative.method``;
+            ``config.speculative`` still says how many tokens it may draft.
+
+    Raises:
+        SpecdecError: a name, a checkpoint or a limit is wrong; nothing is left behind.
+    """
+    import torch
+
+    from specdec.target.model import load_target
+
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    registry = Registry(config.plugins)
+    method, options = _select_method(config, registry)
+    target = load_target(config)
+    context = _context(config, target)
+    requirements = target.requirements(config.block_size)
+    backend = registry.attention_backends(requirements, context, wanted=config.attention_backend)
+    num_blocks = config.kv_cache_bytes // (target.kv_bytes_per_token() * config.block_size)
+    context = attrs.evolve(context, max_model_len=_max_model_len(config, target, num_blocks))
+    verifier: Verifier = registry.create(
+        "verifier",
+        config.verifier,
+        "verify",
+        config=registry.plugin_config("verifier", config.verifier, dict(config.verifier_options)),
+        engine=context,
+    )
+    label = "given as an object"
+    if proposer is None and method is not None:
+        proposer = registry.create("proposer", method, "propose", config=options, engine=context)
+        label = registry.describe("proposer", method)
+    needs = Needs() if proposer is None else proposer.needs
+    if proposer is not None:
+        _check_pair(proposer, verifier)
+    cache = target.allocate_kv_cache(num_blocks, config.block_size)
+    target.bind(backend, cache, needs)
+    if proposer is not None:
+        proposer.load(target)
+    kv_cache = KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+    logger.info("%s", _summary(config, context, backend.name, label if proposer is not None else None, num_blocks))
+    return Parts(
+        config=config,
+        context=context,
+        target=target,
+        scheduler=Scheduler(
+            kv_cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            num_lookahead_slots=needs.lookahead_slots,
+        ),
+        builder=BatchBuilder(
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=context.max_model_len,
+            block_size=config.block_size,
+            device=target.device,
+        ),
+        verification=Verification(
+            LogitsPipeline(target.info.vocab_size, target.device, config.logprobs_mode), verifier, target.device
+        ),
+        committer=Committer(kv_cache, LogprobsComputer(config.logprobs_mode, target.tokenizer)),
+        drafting=None if proposer is None else _drafting(config, context, proposer, label),
+        stat_loggers=tuple(
+            registry.create("stat_logger", name, "stat_logger", config=config, engine=context)
+            for name in config.stat_loggers
+        ),
+    )
+
+
+def _select_method(config: EngineConfig, registry: Registry) -> tuple[str | None, Any]:
+    """The proposer's name and its validated options; found out before the model is loaded, so that a typo costs nothing."""
+    if config.speculative is None:
+        return None, None
+    method = config.speculative.method
+    if method is None:
+        from specdec.target.resolve import resolve_model
+
+        if config.speculative.model is None:
+            raise ConfigError(
+                "speculative has neither method nor model; set speculative.method (for example 'ngram') or "
+                "speculative.model to a head's or draft model's checkpoint",
+                path="speculative.method",
+            )
+        found = registry.identify(resolve_model(config.speculative.model, config.cache_dir).path)
+        logger.info("speculative.method is %r: %s", found.method, found.reason)
+        method = found.method
+    options = dict(config.speculative.options)
+    if config.speculative.model is not None:
+        options["model"] = config.speculative.model
+    return method, registry.plugin_config("proposer", method, options)
+
+
+def _context(config: EngineConfig, target: TargetModel) -> EngineContext:
+    return EngineContext(
+        target_info=target.info,
+        device=target.device.type,
+        dtype=str(target.dtype).removeprefix("torch."),
+        max_model_len=config.max_model_len or target.info.max_position_embeddings,
+        max_num_seqs=config.max_num_seqs,
+        num_speculative_tokens=config.speculative.num_speculative_tokens if config.speculative else 0,
+        block_size=config.block_size,
+        seed=config.seed,
+        target=target,
+        tokenizer=target.tokenizer,
+        settings=attrs.asdict(config),
+    )
+
+
+def _max_model_len(config: EngineConfig, target: TargetModel, num_blocks: int) -> int:
+    """The longest sequence that the model and the KV cache both hold."""
+    fits = num_blocks * config.block_size
+    limit = target.info.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but the model {config.model!r} has {limit} positions",
+            path="max_model_len",
+        )
+    wanted = config.max_model_len or limit
+    if fits >= wanted:
+        return wanted
+    per_token = target.kv_bytes_per_token()
+    if config.max_model_len is not None or fits < 2:
+        raise CapacityError(
+            f"kv_cache_memory {config.kv_cache_memory!r} holds {max(fits, 0)} tokens, too few for one request of "
+            f"max_model_len {wanted}: raise kv_cache_memory to {_size(wanted * per_token + config.block_size * per_token)} "
+            "or lower max_model_len"
+        )
+    logger.warning(
+        "max_model_len is lowered from the model's %d to the %d tokens that kv_cache_memory %r holds",
+        limit,
+        fits,
+        config.kv_cache_memory,
+    )
+    return fits
+
+
+def _size(num_bytes: int) -> str:
+    return f"{-(-num_bytes // 2**20)}MiB"
+
+
+def _check_pair(proposer: Proposer, verifier: Verifier) -> None:
+    """Refuse a proposer whose drafts the verifier does not take."""
+    if proposer.capabilities.trees and not verifier.accepts_trees:
+        raise PluginUnsuitableError(
+            f"the proposer {type(proposer).__name__} drafts trees, which the verifier {verifier.name!r} does not take",
+            kind="verifier",
+            name=verifier.name,
+        )
+    if verifier.needs_draft_probs and not proposer.capabilities.draft_probs:
+        raise PluginUnsuitableError(
+            f"the verifier {verifier.name!r} needs draft probabilities, which the proposer {type(proposer).__name__} "
+            "does not give; use verifier 'match'",
+            kind="verifier",
+            name=verifier.name,
+        )
+
+
+def _drafting(config: EngineConfig, context: EngineContext, proposer: Proposer, label: str) -> Drafting:
+    return Drafting(
+        proposer,
+        label=label,
+        num_speculative_tokens=context.num_speculative_tokens,
+        max_model_len=context.max_model_len,
+        vocab_size=context.target_info.vocab_size,
+        max_faults=config.max_proposer_faults,
+        time_budget=config.proposer_time_budget,
+    )
+
+
+def _summary(
+    config: EngineConfig, context: EngineContext, backend: str, proposer: str | None, num_blocks: int
+) -> str:
+    """One line that says what runs, and whether speculation is on and how."""
+    speculation = (
+        f"on: {proposer}, k={context.num_speculative_tokens}, verifier {config.verifier}" if proposer else "off"
+    )
+    return (
+        f"model {config.model} ({context.dtype}, {context.device}), attention {backend}, "
+        f"{num_blocks} KV blocks of {config.block_size}, max_model_len {context.max_model_len}; speculation {speculation}"
+    )

@@ -1,0 +1,193 @@
+"""The engine: requests in, steps, finished requests out. One thread drives it.
+
+One step, in one direction; only `Committer.commit` changes what a request consists of::
+
+    plan = schedule()  ->  batch = build(plan)  ->  target = forward(batch)  ->  verdict = verify(target)
+         ->  commit(plan, verdict)  ->  drafts for the next step = propose(...)  ->  statistics
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from specdec.errors import EngineDeadError, SpecdecError
+from specdec.metrics.stats import EngineStats, StatsAccumulator, StepStats
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specdec.engine.build import Parts
+    from specdec.engine.plan import Plan
+    from specdec.engine.request import Request
+    from specdec.metrics.loggers import StatLogger
+    from specdec.runner.commit import Committed
+
+logger = logging.getLogger(__name__)
+
+
+@frozen(eq=False)
+class _Marks:
+    """`time.perf_counter` at the borders of a step's stages."""
+
+    begin: float
+    forward: float
+    verify: float
+    commit: float
+    propose: float
+    end: float
+
+
+class EngineCore:
+    """Runs steps over the parts that `specdec.engine.build` put together."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self._scheduler = parts.scheduler
+        self._builder = parts.builder
+        self._target = parts.target
+        self._verification = parts.verification
+        self._committer = parts.committer
+        self._drafting = parts.drafting
+        self._loggers: Sequence[StatLogger] = parts.stat_loggers
+        self._stats = StatsAccumulator()
+        self._requests: dict[str, Request] = {}
+        self._dead: Exception | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return self._scheduler.has_work
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have not been scheduled yet, or wait again after preemption."""
+        return len(self._scheduler.waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; its id must be new."""
+        self._check_alive()
+        self._requests[request.request_id] = request
+        self._scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request now and release what it holds; harmless when it has ended."""
+        if request.request_id in self._requests:
+            request.finish_reason = "abort"
+            self._end(request)
+
+    def step(self) -> list[Request]:
+        """Run one step; return the requests that advanced or ended in it.
+
+        Raises:
+            EngineDeadError: a stage failed in a way that no request can survive; the cause is chained.
+        """
+        self._check_alive()
+        begin = time.perf_counter()
+        plan = self._scheduler.schedule()
+        if not plan.scheduled:
+            return []
+        try:
+            return self._run(plan, begin)
+        except Exception as error:
+            self._dead = error
+            raise EngineDeadError(
+                f"the engine stopped on an internal fault: {type(error).__name__}: {error}"
+            ) from error
+
+    def _run(self, plan: Plan, begin: float) -> list[Request]:
+        step = self._builder.build(plan)
+        forward = time.perf_counter()
+        target = self._target.forward(step.packed)
+        verify = time.perf_counter()
+        processed, verdict = self._verification.run(step, target)
+        commit = time.perf_counter()
+        committed = self._committer.commit(step, target, processed, verdict)
+        self._release_finished(committed)
+        propose = time.perf_counter()
+        if self._drafting is not None:
+            running = [share.request for share in step.sampling if not share.request.is_finished]
+            for request, draft in self._drafting.propose(running, step, target, verdict):
+                request.draft = draft
+        marks = _Marks(begin, forward, verify, commit, propose, time.perf_counter())
+        self._record(plan, committed, marks)
+        return committed.advanced
+
+    def stats(self) -> EngineStats:
+        """Totals since the engine started."""
+        return self._stats.engine_stats(
+            free_blocks=self._scheduler.kv_cache.num_free_blocks,
+            total_blocks=self._scheduler.kv_cache.num_blocks,
+            num_proposer_faults=self._drafting.num_faults if self._drafting else 0,
+            speculation_disabled=bool(self._drafting and not self._drafting.is_on),
+        )
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self._scheduler.kv_cache.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Abort what runs and release everything; the engine cannot be used afterwards."""
+        if isinstance(self._dead, _Closed):
+            return
+        for request in list(self._requests.values()):
+            self.abort(request)
+        if self._drafting is not None:
+            self._drafting.close()
+        for stat_logger in self._loggers:
+            stat_logger.close()
+        self._dead = _Closed("the engine was closed")
+
+    def _check_alive(self) -> None:
+        if isinstance(self._dead, _Closed):
+            raise EngineDeadError("the engine is closed")
+        if self._dead is not None:
+            raise EngineDeadError(f"the engine stopped earlier on: {self._dead}") from self._dead
+
+    def _release_finished(self, committed: Committed) -> None:
+        for request in committed.advanced:
+            if request.finish_reason is not None:
+                self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self._scheduler.finish(request)
+        self._verification.forget(request.request_id)
+        if self._drafting is not None:
+            self._drafting.finish(request.request_id)
+        request.timings.finished = time.monotonic()
+        self._requests.pop(request.request_id, None)
+
+    def _record(self, plan: Plan, committed: Committed, marks: _Marks) -> None:
+        kv_cache = self._scheduler.kv_cache
+        num_tokens = plan.num_tokens
+        now = time.monotonic()
+        for share in plan.scheduled:
+            if share.request.timings.first_scheduled is None:
+                share.request.timings.first_scheduled = now
+        stats = StepStats(
+            num_requests=len(plan.scheduled),
+            num_tokens=num_tokens,
+            num_cached_tokens=plan.num_cached_tokens,
+            num_generated_tokens=committed.num_generated_tokens,
+            num_drafts=committed.num_drafts,
+            num_draft_tokens_per_pos=tuple(committed.drafted_per_pos),
+            num_accepted_tokens_per_pos=tuple(committed.accepted_per_pos),
+            target_seconds=marks.verify - marks.forward,
+            verify_seconds=marks.commit - marks.verify,
+            propose_seconds=marks.end - marks.propose,
+            rest_seconds=(marks.forward - marks.begin) + (marks.propose - marks.commit),
+            num_preemptions=plan.num_preempted,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            kv_usage=1.0 - kv_cache.num_free_blocks / kv_cache.num_blocks,
+        )
+        self._stats.add(stats)
+        for stat_logger in self._loggers:
+            stat_logger.record(stats)
+
+
+class _Closed(SpecdecError):
+    """Marks an engine that was closed on purpose."""

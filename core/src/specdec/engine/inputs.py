@@ -1,0 +1,152 @@
+"""From what a user passes (text, ids, parameters) to requests the engine can run; everything wrong is said here."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specdec.engine.group import RequestGroup
+from specdec.engine.request import Request, child_seed
+from specdec.errors import InvalidRequestError
+from specdec.sampling.params import SamplingParams
+from specdec.sampling.stops import StopChecker
+
+if TYPE_CHECKING:
+    from specdec.config import EngineConfig
+    from specdec.types import TargetInfo
+
+class InputProcessor:
+    """Checks and tokenises prompts; hands out seeds and the order of arrival."""
+
+    def __init__(
+        self, config: EngineConfig, info: TargetInfo, tokenizer: Any, max_model_len: int, *, lossless: bool
+    ) -> None:
+        self._config = config
+        self._info = info
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._lossless = lossless
+        self._seeds = random.Random(config.seed)
+        self._arrivals = 0
+        self._tokenizer_lock = threading.Lock()
+
+    def tokenise(self, prompt: Any) -> dict[str, Any]:
+        """The prompt as ``{"prompt": text or None, "prompt_token_ids": ids}``; may be called from any thread."""
+        text, token_ids = self._token_ids(prompt)
+        return {"prompt": text, "prompt_token_ids": token_ids}
+
+    def group(self, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0) -> RequestGroup:
+        """Build the requests of one prompt.
+
+        Raises:
+            InvalidRequestError: the prompt or a parameter cannot be served; the message says what would be right.
+        """
+        text, token_ids = self._token_ids(prompt)
+        self._check_prompt(token_ids)
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(f"sampling parameters must be a SamplingParams, not {type(params).__name__}")
+        params.check_against(vocab_size=self._info.vocab_size, tokenizer=self._tokenizer)
+        if priority and self._config.scheduling_policy != "priority":
+            raise InvalidRequestError(
+                f"priority={priority} needs scheduling_policy='priority'; "
+                f"this engine has scheduling_policy={self._config.scheduling_policy!r}"
+            )
+        room = self._max_model_len - len(token_ids)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        requests = []
+        for index in range(params.n):
+            name = request_id if params.n == 1 else f"{request_id}#{index}"
+            requests.append(self._request(name, token_ids, params, child_seed(seed, index), max_tokens, priority, index))
+        return RequestGroup(request_id, text, requests, self._lossless)
+
+    def _request(
+        self,
+        request_id: str,
+        token_ids: np.ndarray,
+        params: SamplingParams,
+        seed: int,
+        max_tokens: int,
+        priority: int,
+        index: int,
+    ) -> Request:
+        stop_ids = frozenset(params.stop_token_ids or ()) | (
+            frozenset() if params.ignore_eos else frozenset(self._info.eos_token_ids)
+        )
+        self._arrivals += 1
+        return Request(
+            request_id,
+            token_ids,
+            params,
+            seed=seed,
+            stop_token_ids=stop_ids,
+            stop_checker=StopChecker(
+                params,
+                prompt_token_ids=token_ids,
+                tokenizer=self._tokenizer,
+                eos_token_ids=frozenset(self._info.eos_token_ids),
+                max_tokens=max_tokens,
+            ),
+            max_tokens=max_tokens,
+            priority=priority,
+            arrival_index=self._arrivals,
+            index=index,
+        )
+
+    def _token_ids(self, prompt: Any) -> tuple[str | None, np.ndarray]:
+        """The prompt's text, when it came as text, and its ids."""
+        if isinstance(prompt, dict):
+            keys = set(prompt)
+            if keys == {"prompt"}:
+                prompt = prompt["prompt"]
+            elif keys == {"prompt_token_ids"}:
+                prompt = prompt["prompt_token_ids"]
+            elif keys == {"prompt", "prompt_token_ids"}:
+                return prompt["prompt"], _as_ids(prompt["prompt_token_ids"])
+            else:
+                raise InvalidRequestError(
+                    f"a prompt given as a dict has the key 'prompt' or 'prompt_token_ids', not {sorted(map(str, keys))}"
+                )
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise InvalidRequestError(
+                    f"the model {self._info.model!r} has no tokenizer, so a prompt must be a list of token ids; "
+                    "set tokenizer to a directory or model id that has one"
+                )
+            with self._tokenizer_lock:
+                return prompt, np.asarray(self._tokenizer(prompt)["input_ids"], dtype=np.int64)
+        return None, _as_ids(prompt)
+
+    def _check_prompt(self, token_ids: np.ndarray) -> None:
+        if len(token_ids) == 0:
+            raise InvalidRequestError("the prompt is empty; give at least one token")
+        low, high = int(token_ids.min()), int(token_ids.max())
+        if low < 0 or high >= self._info.vocab_size:
+            bad = low if low < 0 else high
+            raise InvalidRequestError(
+                f"prompt token id {bad} is outside the vocabulary 0..{self._info.vocab_size - 1} of {self._info.model!r}"
+            )
+        if len(token_ids) >= self._max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {len(token_ids)} tokens; with max_model_len {self._max_model_len} it can have at most "
+                f"{self._max_model_len - 1}. Shorten it or raise max_model_len (the model's own limit is "
+                f"{self._info.max_position_embeddings})"
+            )
+
+
+def _as_ids(value: Any) -> np.ndarray:
+    try:
+        ids = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError(f"a prompt is a string or a flat list of token ids: {error}") from error
+    if ids.ndim == 1 and ids.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise InvalidRequestError(
+            f"a prompt is a string or a flat list of integer token ids, not {type(value).__name__} of {ids.dtype}"
+        )
+    return ids.astype(np.int64)
+

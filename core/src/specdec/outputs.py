@@ -1,0 +1,66 @@
+"""What `LLM` and `AsyncLLM` return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from specdec.types import SpecStats
+
+if TYPE_CHECKING:
+    from specdec.sampling.logprobs import Logprob
+
+
+@define(kw_only=True)
+class CompletionOutput:
+    """One of the ``n`` choices of a request."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    """'stop', 'length', 'abort' or 'error'; None while the request runs."""
+    stop_reason: int | str | None = None
+    """The stop token id or stop string that ended it; None for the end-of-text token and other reasons."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """For each token the chosen and the most likely tokens, when `SamplingParams.logprobs` is set."""
+    cumulative_logprob: float | None = None
+    token_origins: list[int] = field(factory=list)
+    """For each token the draft position it was accepted from, or -1 when the target chose it itself."""
+    delta_text: str = ""
+    """The text that is new since the previous output of a stream."""
+    delta_token_ids: list[int] = field(factory=list)
+    """The tokens that are new since the previous output of a stream."""
+    error: str | None = None
+    """Why the choice failed, when ``finish_reason`` is 'error'."""
+
+
+@define(kw_only=True)
+class RequestTimings:
+    """Seconds; None for what has not happened."""
+
+    queued: float | None = None
+    """From arrival until first scheduled."""
+    first_token: float | None = None
+    """From arrival until the first token."""
+    total: float | None = None
+    """From arrival until the end."""
+
+
+@define(kw_only=True)
+class RequestOutput:
+    """A request's prompt and what has been generated for it so far."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    spec_stats: SpecStats = field(factory=SpecStats)
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    timings: RequestTimings = field(factory=RequestTimings)
+    lossless: bool = True
+    """Whether the verifier keeps the target's distribution."""

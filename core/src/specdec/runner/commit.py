@@ -1,0 +1,143 @@
+"""Applies a verdict: the only place where tokens become part of a request.
+
+Each request's run of tokens is looked at token by token, as if the tokens had come from separate steps: stops and limits
+cut it, and what is cut never existed for text, log-probabilities, prefix cache or statistics.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define, field
+
+from specdec.engine.request import NO_DRAFT
+from specdec.errors import RequestFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from specdec.engine.kv_cache import KVCacheManager
+    from specdec.engine.plan import ScheduledRequest
+    from specdec.engine.request import Request
+    from specdec.runner.batch import StepBatch
+    from specdec.sampling.logprobs import LogprobsComputer
+    from specdec.types import TargetOutput, Verdict
+
+
+@define(eq=False)
+class Committed:
+    """What a commit changed, for outputs and statistics."""
+
+    advanced: list[Request] = field(factory=list)
+    """Requests that emitted tokens or failed."""
+    num_generated_tokens: int = 0
+    num_drafts: int = 0
+    drafted_per_pos: list[int] = field(factory=list)
+    accepted_per_pos: list[int] = field(factory=list)
+
+    def count_draft(self, drafted: int, accepted: int) -> None:
+        """Count one verified draft."""
+        self.num_drafts += 1
+        missing = drafted - len(self.drafted_per_pos)
+        if missing > 0:
+            self.drafted_per_pos.extend([0] * missing)
+            self.accepted_per_pos.extend([0] * missing)
+        for position in range(drafted):
+            self.drafted_per_pos[position] += 1
+        for position in range(accepted):
+            self.accepted_per_pos[position] += 1
+
+
+class Committer:
+    """Turns verdicts into committed tokens."""
+
+    def __init__(self, kv_cache: KVCacheManager, logprobs: LogprobsComputer) -> None:
+        self._kv_cache = kv_cache
+        self._logprobs = logprobs
+
+    def commit(
+        self, step: StepBatch, target: TargetOutput, processed: torch.Tensor, verdict: Verdict
+    ) -> Committed:
+        """Advance the step's requests. A finished request keeps its blocks until the engine releases them.
+
+        Args:
+            step: the batch that was run.
+            target: its raw logits.
+            processed: float [R, V], the rows the verifier saw.
+            verdict: the verifier's decision; the one copy from device to host of the step happens here.
+        """
+        committed = Committed()
+        for share in step.scheduled:
+            share.request.num_computed_tokens = share.num_computed_tokens + share.num_tokens - len(share.draft)
+            share.request.draft = NO_DRAFT
+        for prompt_rows in step.prompt_rows:
+            self._logprobs.add_prompt(prompt_rows.request, target.logits, prompt_rows.first_row, prompt_rows.token_ids)
+        runs = verdict.token_ids.tolist()
+        counts = verdict.num_tokens.tolist()
+        kept = [
+            self._advance(share, run[:count], committed)
+            for share, run, count in zip(step.sampling, runs, counts, strict=True)
+        ]
+        self._add_logprobs(step, target, processed, kept)
+        for share in step.scheduled:
+            self._kv_cache.cache_full_blocks(share.request)
+        return committed
+
+    def _advance(self, share: ScheduledRequest, run: list[int], committed: Committed) -> int:
+        """Commit a request's run; return how many tokens were kept."""
+        request = share.request
+        now = time.monotonic()
+        committed.advanced.append(request)
+        if min(run) < 0:
+            _fail(request)
+            return 0
+        decision = request.stop_checker.check(run)
+        num_kept = decision.num_tokens
+        num_accepted = min(len(run) - 1, num_kept)
+        drafted = len(share.draft)
+        if drafted:
+            request.count_draft(drafted, num_accepted)
+            committed.count_draft(drafted, num_accepted)
+        request.num_computed_tokens += num_accepted
+        request.append(run[:num_kept])
+        origins = range(num_accepted) if drafted else ()
+        request.token_origins.extend(origins)
+        request.token_origins.extend([-1] * (num_kept - num_accepted))
+        request.text += decision.text
+        request.finish_reason = decision.finish_reason
+        request.stop_reason = decision.stop_reason
+        if request.timings.first_token is None:
+            request.timings.first_token = now
+        committed.num_generated_tokens += num_kept
+        return num_kept
+
+    def _add_logprobs(
+        self, step: StepBatch, target: TargetOutput, processed: torch.Tensor, kept: Sequence[int]
+    ) -> None:
+        if all(share.request.logprobs is None for share in step.sampling):
+            return
+        row_start = step.layout.row_start.tolist()
+        wanted = [
+            (share.request, row_start[i], kept[i])
+            for i, share in enumerate(step.sampling)
+            if share.request.logprobs is not None and kept[i]
+        ]
+        if not wanted:
+            return
+        rows = np.concatenate([np.arange(start, start + count) for _, start, count in wanted])
+        tokens = np.concatenate([request.token_ids[-count:] for request, _, count in wanted])
+        self._logprobs.add_output(
+            [(request, count) for request, _, count in wanted], target.logits, processed, rows, tokens
+        )
+
+
+def _fail(request: Request) -> None:
+    request.finish_reason = "error"
+    request.error = RequestFailedError(
+        f"request {request.request_id!r}: the model's logits were NaN, or its sampling options left no token to choose "
+        "(allowed_token_ids, bad_words, logit_bias, min_tokens); the request ends here, others go on"
+    )

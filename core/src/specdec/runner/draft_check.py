@@ -1,0 +1,100 @@
+"""The boundary between a proposer and the engine: nothing a plugin returns is trusted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specdec.engine.request import NO_DRAFT, RequestDraft
+from specdec.errors import PluginContractError
+from specdec.types import Draft
+
+if TYPE_CHECKING:
+    from specdec.types import ProposerCapabilities
+
+
+def split_draft(
+    draft: object, max_draft_tokens: np.ndarray, vocab_size: int, capabilities: ProposerCapabilities
+) -> list[RequestDraft]:
+    """Check what a proposer returned and split it by request.
+
+    Raises:
+        PluginContractError: the value is not a `Draft`, or a shape, dtype, count, id, parent or probability is wrong.
+    """
+    if not isinstance(draft, Draft):
+        raise PluginContractError(f"propose() returned {type(draft).__name__}, not a specdec.types.Draft")
+    counts = _integers("num_draft_tokens", draft.num_draft_tokens, len(max_draft_tokens))
+    tokens = _integers("token_ids", draft.token_ids, None)
+    if (counts < 0).any() or (counts > max_draft_tokens).any():
+        raise PluginContractError(
+            f"num_draft_tokens {counts.tolist()} must lie between 0 and max_draft_tokens {max_draft_tokens.tolist()}"
+        )
+    if int(counts.sum()) != len(tokens):
+        raise PluginContractError(f"num_draft_tokens sums to {int(counts.sum())}, but there are {len(tokens)} token_ids")
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise PluginContractError(
+            f"token_ids from {int(tokens.min())} to {int(tokens.max())} leave the vocabulary 0..{vocab_size - 1}"
+        )
+    parents = _checked_parents(draft, counts, capabilities)
+    probs = _checked_probs(draft, len(tokens), vocab_size)
+    return _split(tokens.tolist(), counts.tolist(), parents, probs)
+
+
+def _integers(name: str, value: object, length: int | None) -> np.ndarray:
+    if not isinstance(value, torch.Tensor) or value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
+        raise PluginContractError(f"{name} must be a one-dimensional integer tensor, not {_describe(value)}")
+    if length is not None and len(value) != length:
+        raise PluginContractError(f"{name} has {len(value)} entries for {length} requests")
+    return value.cpu().numpy()
+
+
+def _checked_parents(draft: Draft, counts: np.ndarray, capabilities: ProposerCapabilities) -> list[int] | None:
+    if draft.parents is None:
+        return None
+    if not capabilities.trees:
+        raise PluginContractError("the draft has parents, but the proposer's capabilities do not declare trees")
+    parents = _integers("parents", draft.parents, int(counts.sum()))
+    ends = np.cumsum(counts)
+    index = np.arange(len(parents)) - np.repeat(ends - counts, counts)
+    if ((parents < -1) | (parents >= index)).any():
+        raise PluginContractError("parents must be -1 or an earlier node of the same request")
+    nodes: list[int] = parents.tolist()
+    return nodes
+
+
+def _checked_probs(draft: Draft, num_tokens: int, vocab_size: int) -> torch.Tensor | None:
+    probs = draft.draft_probs
+    if probs is None:
+        return None
+    if not isinstance(probs, torch.Tensor) or probs.shape != (num_tokens, vocab_size) or not probs.is_floating_point():
+        raise PluginContractError(f"draft_probs must be float [{num_tokens}, {vocab_size}], not {_describe(probs)}")
+    return probs
+
+
+def _split(
+    tokens: list[int], counts: list[int], parents: list[int] | None, probs: torch.Tensor | None
+) -> list[RequestDraft]:
+    drafts = []
+    start = 0
+    for count in counts:
+        end = start + count
+        if count == 0:
+            drafts.append(NO_DRAFT)
+        else:
+            drafts.append(
+                RequestDraft(
+                    tokens[start:end],
+                    None if parents is None else parents[start:end],
+                    None if probs is None else probs[start:end],
+                )
+            )
+        start = end
+    return drafts
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,176 @@
+"""Runs the proposer once per step and contains its faults.
+
+A proposer that raises, breaks the contract or exceeds its time budget costs that step its speculation. After
+``max_faults`` faults in a row it is switched off for this engine: the cause is logged once with the plugin's distribution
+and version, and requests go on without speculation.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from specdec.engine.request import Request, RequestDraft
+from specdec.errors import ProposerError
+from specdec.runner.draft_check import split_draft
+from specdec.types import ProposalInput, RequestInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from specdec.drafting.base import Proposer
+    from specdec.runner.batch import StepBatch
+    from specdec.types import TargetOutput, Verdict
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Drafting:
+    """The proposer of an engine, guarded."""
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        *,
+        label: str,
+        num_speculative_tokens: int,
+        max_model_len: int,
+        vocab_size: int,
+        max_faults: int,
+        time_budget: float,
+    ) -> None:
+        self.proposer = proposer
+        self.label = label
+        """Method, distribution and version, for log lines."""
+        self.num_faults = 0
+        self.disabled_because: str | None = None
+        self._k = num_speculative_tokens
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._max_faults = max_faults
+        self._time_budget = time_budget
+        self._faults_in_a_row = 0
+        self._started: set[str] = set()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether drafts are still asked for."""
+        return self.disabled_because is None
+
+    def propose(
+        self, requests: Sequence[Request], step: StepBatch, target: TargetOutput, verdict: Verdict
+    ) -> list[tuple[Request, RequestDraft]]:
+        """Drafts for the next step of the decoding requests; an empty list when there are none or on a fault."""
+        if not self.is_on:
+            return []
+        limits = [self._limit(request) for request in requests]
+        takers = [(request, limit) for request, limit in zip(requests, limits, strict=True) if limit > 0]
+        if not takers:
+            return []
+        drafts = self._guarded(lambda: self._ask(takers, step, target, verdict))
+        if drafts is None:
+            return []
+        return [(request, draft) for (request, _), draft in zip(takers, drafts, strict=True)]
+
+    def finish(self, request_id: str) -> None:
+        """A request ended."""
+        if request_id in self._started:
+            self._started.discard(request_id)
+            self._guarded(lambda: self.proposer.finish(request_id))
+
+    def close(self) -> None:
+        """The engine stops."""
+        self._guarded(self.proposer.close)
+
+    def _limit(self, request: Request) -> int:
+        """Draft tokens the request can use: one more token than the draft is emitted, within both length limits."""
+        left = min(self._max_model_len - request.num_tokens, request.max_tokens - request.num_output_tokens) - 1
+        return min(self._k, left)
+
+    def _ask(
+        self, takers: Sequence[tuple[Request, int]], step: StepBatch, target: TargetOutput, verdict: Verdict
+    ) -> list[RequestDraft]:
+        requests = [request for request, _ in takers]
+        for request in requests:
+            if request.request_id not in self._started:
+                self._started.add(request.request_id)
+                self.proposer.start(
+                    RequestInfo(
+                        request_id=request.request_id,
+                        prompt_token_ids=request.token_ids[: request.num_prompt_tokens],
+                        sampling=request.params,
+                        seed=request.seed,
+                    )
+                )
+        limits = np.array([limit for _, limit in takers], dtype=np.int32)
+        batch = self._input(requests, limits, step, target, verdict)
+        begin = time.perf_counter()
+        draft = self.proposer.propose(batch)
+        seconds = time.perf_counter() - begin
+        if self._time_budget and seconds > self._time_budget:
+            raise ProposerError(
+                f"propose() took {seconds:.3f} s; proposer_time_budget is {self._time_budget:g} s"
+            )
+        drafts = split_draft(draft, limits, self._vocab_size, self.proposer.capabilities)
+        self._faults_in_a_row = 0
+        return drafts
+
+    def _input(
+        self,
+        requests: Sequence[Request],
+        limits: np.ndarray,
+        step: StepBatch,
+        target: TargetOutput,
+        verdict: Verdict,
+    ) -> ProposalInput:
+        needs = self.proposer.needs
+        ids = tuple(request.request_id for request in requests)
+        tokens = tuple(request.token_ids for request in requests)
+        sampling = tuple(request.params for request in requests)
+        seeds = tuple(request.seed for request in requests)
+        if not (needs.hidden_states or needs.aux_layers):
+            return ProposalInput(
+                request_ids=ids, token_ids=tokens, max_draft_tokens=limits, sampling=sampling, seeds=seeds
+            )
+        row_of = {id(share.request): i for i, share in enumerate(step.scheduled)}
+        accepted = verdict.num_tokens.cpu().numpy() - 1
+        accepted_of = {id(share.request): int(n) for share, n in zip(step.sampling, accepted, strict=True)}
+        return ProposalInput(
+            request_ids=ids,
+            token_ids=tokens,
+            max_draft_tokens=limits,
+            sampling=sampling,
+            seeds=seeds,
+            batch=step.packed,
+            target=target,
+            batch_rows=np.array([row_of[id(request)] for request in requests], dtype=np.int32),
+            num_accepted_tokens=np.array([accepted_of[id(request)] for request in requests], dtype=np.int32),
+        )
+
+    def _guarded(self, call: Callable[[], _T]) -> _T | None:
+        """Run a call into the plugin; a fault is counted and gives None."""
+        try:
+            return call()
+        except Exception as error:
+            self._count_fault(error)
+            return None
+
+    def _count_fault(self, error: Exception) -> None:
+        self.num_faults += 1
+        self._faults_in_a_row += 1
+        cause = f"{type(error).__name__}: {error}"
+        if self.num_faults == 1:
+            logger.warning("proposer %s failed, this step runs without speculation: %s", self.label, cause)
+        if self.is_on and self._faults_in_a_row >= self._max_faults:
+            self.disabled_because = cause
+            logger.error(
+                "proposer %s is switched off after %d faults in a row; requests go on without speculation. Cause: %s",
+                self.label,
+                self._faults_in_a_row,
+                cause,
+                exc_info=error,
+            )

@@ -65,30 +65,103 @@ class UnsupportedModelError(SpecdecError):
 class PluginError(SpecdecError):
     """Base of the errors about finding, loading and running plugins."""
 
-    def __init__(self, message: str, *, kind: str | None = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str | None = None,
+        name: str | None = None,
+        distribution: str | None = None,
+        version: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.name = name
+        self.distribution = distribution
+        self.version = version
+        """Version of ``distribution``."""
 
 
 class PluginNotFoundError(PluginError):
     """No installed distribution offers the name; the closest match and the `pip install` line are given."""
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str | None = None,
+        name: str | None = None,
+        suggestion: str | None = None,
+        install: str | None = None,
+        installed: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message, kind=kind, name=name)
+        self.suggestion = suggestion
+        """The closest name that is installed or known."""
+        self.install = install
+        """The distribution that brings the name, or the suggestion."""
+        self.installed = tuple(installed)
+        """Installed names of this kind."""
+
 
 class PluginImportError(PluginError):
     """The plugin is installed but importing it fails; the original exception is chained."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str | None = None,
+        name: str | None = None,
+        distribution: str | None = None,
+        version: str | None = None,
+        missing_module: str | None = None,
+        install: str | None = None,
+    ) -> None:
+        super().__init__(message, kind=kind, name=name, distribution=distribution, version=version)
+        self.missing_module = missing_module
+        self.install = install
+        """What to `pip install` to bring the missing module, when that is known."""
 
 
 class PluginVersionError(PluginError):
     """The plugin was built for another version of the core."""
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str | None = None,
+        name: str | None = None,
+        distribution: str | None = None,
+        version: str | None = None,
+        required: str | None = None,
+        core_version: str | None = None,
+    ) -> None:
+        super().__init__(message, kind=kind, name=name, distribution=distribution, version=version)
+        self.required = required
+        """The range of specdec-core that the distribution asks for."""
+        self.core_version = core_version
+
 
 class PluginConflictError(PluginError):
     """Two distributions offer the same name."""
 
+    def __init__(
+        self, message: str, *, kind: str | None = None, name: str | None = None, distributions: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message, kind=kind, name=name)
+        self.distributions = tuple(distributions)
+
 
 class PluginKindError(PluginError):
     """The name belongs to another kind of plugin."""
+
+    def __init__(
+        self, message: str, *, kind: str | None = None, name: str | None = None, actual_kind: str | None = None
+    ) -> None:
+        super().__init__(message, kind=kind, name=name)
+        self.actual_kind = actual_kind
 
 
 class PluginUnsuitableError(PluginError):
@@ -108,6 +181,20 @@ class PluginUnsuitableError(PluginError):
 
 class PluginBlockedError(PluginError):
     """A setting or an environment variable forbids the plugin."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str | None = None,
+        name: str | None = None,
+        distribution: str | None = None,
+        version: str | None = None,
+        setting: str | None = None,
+    ) -> None:
+        super().__init__(message, kind=kind, name=name, distribution=distribution, version=version)
+        self.setting = setting
+        """The setting or variable that forbids it."""
 
 
 class PluginContractError(PluginError):

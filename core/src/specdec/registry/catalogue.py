@@ -1,0 +1,159 @@
+"""What the registry knows by name alone: the kinds of plugins, and which distribution brings a known name.
+
+The tables serve error messages. Nothing is imported or selected because a name stands here, and a name that is missing
+here works just as well once its distribution is installed.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class Kind:
+    """One kind of plugin."""
+
+    name: str
+    group: str
+    """Entry-point group."""
+    hook: str
+    """The hook a plugin of this kind must implement."""
+    label: str
+    use: str
+    """How a user asks for one, as the end of a sentence that begins with the plural."""
+    returns: str
+    """``module:class`` of what the hook returns; empty when anything goes."""
+    options: str
+    """Where the options of a selected plugin stand in the configuration; empty when there is no such place."""
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            name="proposer",
+            group="specdec.proposers",
+            hook="propose",
+            label="proposer",
+            use="are selected by speculative.method",
+            returns="specdec.drafting.base:Proposer",
+            options="speculative",
+        ),
+        Kind(
+            name="head",
+            group="specdec.heads",
+            hook="draft_head",
+            label="head",
+            use="are used through a proposer (speculative.method), which picks the head that fits the target",
+            returns="specdec.drafting.base:DraftHead",
+            options="",
+        ),
+        Kind(
+            name="verifier",
+            group="specdec.verifiers",
+            hook="verify",
+            label="verifier",
+            use="are selected by verifier",
+            returns="specdec.verify.base:Verifier",
+            options="verifier_options",
+        ),
+        Kind(
+            name="attention_backend",
+            group="specdec.attention_backends",
+            hook="attention_backend",
+            label="attention backend",
+            use="are selected by attention_backend",
+            returns="specdec.attention.interface:AttentionBackend",
+            options="",
+        ),
+        Kind(
+            name="grammar",
+            group="specdec.grammars",
+            hook="grammar",
+            label="grammar backend",
+            use="are used for structured output",
+            returns="",
+            options="",
+        ),
+        Kind(
+            name="stat_logger",
+            group="specdec.stat_loggers",
+            hook="stat_logger",
+            label="stat logger",
+            use="are listed in stat_loggers",
+            returns="specdec.metrics.loggers:StatLogger",
+            options="",
+        ),
+        Kind(
+            name="command",
+            group="specdec.commands",
+            hook="add_command",
+            label="command",
+            use="are typed after 'specdec' on the command line",
+            returns="",
+            options="",
+        ),
+    )
+}
+
+GROUPS: dict[str, Kind] = {kind.group: kind for kind in KINDS.values()}
+
+_EAGLE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
+
+DISTRIBUTIONS: dict[str, dict[str, str]] = {
+    "proposer": {
+        "composite": "specdec-composite",
+        "dflash": "specdec-dflash",
+        "draft_model": "specdec-draft-model",
+        "eagle": "specdec-eagle",
+        "eagle3": "specdec-eagle",
+        "extract_hidden_states": "specdec-extract-hidden-states",
+        "medusa": "specdec-medusa",
+        "mlp_speculator": "specdec-mlp-speculator",
+        "mtp": "specdec-mtp",
+        "ngram": "specdec-ngram",
+        "ngram_gpu": "specdec-ngram",
+        "suffix": "specdec-suffix",
+    },
+    "head": {
+        **{f"{method}.{target}": "specdec-eagle-llama" for method in ("eagle", "eagle3") for target in _EAGLE_LLAMA},
+        "eagle.deepseek_v3": "specdec-eagle-deepseek",
+        "eagle3.deepseek_v3": "specdec-eagle-deepseek",
+        "eagle.llama4_text": "specdec-eagle-llama4",
+        "eagle.minicpm": "specdec-eagle-minicpm",
+        "mtp.deepseek_v3": "specdec-mtp-deepseek",
+        "mtp.glm4_moe": "specdec-mtp-glm4-moe",
+    },
+    "verifier": {
+        "block": "specdec-verify-block",
+        "match": "specdec-core",
+        "synthetic": "specdec-verify-synthetic",
+        "typical": "specdec-verify-typical",
+    },
+    "attention_backend": {
+        "cpu": "specdec-attention-cpu",
+        "sdpa": "specdec-core",
+        "triton": "specdec-attention-triton",
+    },
+    "grammar": {"xgrammar": "specdec-grammar-xgrammar"},
+    "stat_logger": {"logging": "specdec-core"},
+    "command": {
+        "demo": "specdec-demo",
+        "serve": "specdec-server",
+        "top": "specdec-server",
+        "train": "specdec-train",
+    },
+}
+"""Kind -> name -> the distribution to install for it."""
+
+CHECKPOINTS: tuple[tuple[dict[str, object], str], ...] = (
+    ({"model_type": "medusa"}, "medusa"),
+    ({"medusa_num_heads": "*"}, "medusa"),
+    ({"model_type": "mlp_speculator"}, "mlp_speculator"),
+    ({"architectures": "*DFlash*"}, "dflash"),
+    ({"architectures": "*Eagle3*"}, "eagle3"),
+    ({"model_type": "eagle"}, "eagle"),
+    ({"speculators_model_type": "eagle3"}, "eagle3"),
+    ({"num_nextn_predict_layers": "*"}, "mtp"),
+)
+"""Patterns of a checkpoint's ``config.json``, as in `specdec.registry.markers` -> the proposer to suggest."""

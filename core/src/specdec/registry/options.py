@@ -1,0 +1,53 @@
+"""A plugin's options: plain values -> an instance of the plugin's own configuration class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from specdec.config.problems import SeveralProblemsError, UnknownSettingError, join
+from specdec.config.schema import SpeculativeConfig
+from specdec.config.structure import structure
+from specdec.errors import ConfigError
+from specdec.registry.catalogue import KINDS
+from specdec.registry.messages import contract
+from specdec.registry.policy import PluginEntry
+
+
+def build_options(entry: PluginEntry, cls: type | None, options: Mapping[str, Any]) -> Any:
+    """Build ``cls`` from ``options``; without a class no options are allowed and an empty dict comes back.
+
+    Raises:
+        ConfigError: with the path of each wrong key or value.
+        PluginContractError: ``cls`` is not an attrs class.
+    """
+    section = KINDS[entry.kind].options if entry.kind else ""
+    if cls is None:
+        unknown = [_unknown(join(section, key), section, ()) for key in options]
+        if unknown:
+            raise unknown[0] if len(unknown) == 1 else SeveralProblemsError(unknown)
+        return {}
+    if not attrs.has(cls):
+        raise contract(entry, f"config_class returned {cls!r}, which is not an attrs class.")
+    try:
+        return structure(cls, options, section)
+    except ConfigError as error:
+        raise _completed(error, section) from error.__cause__
+
+
+def _completed(error: ConfigError, section: str) -> ConfigError:
+    """Beside a method's own keys, the core's keys of the section are valid too, and may be what was meant."""
+    if isinstance(error, SeveralProblemsError):
+        return SeveralProblemsError([_completed(problem, section) for problem in error.problems])
+    if isinstance(error, UnknownSettingError) and error.path is not None:
+        return _unknown(error.path, section, error.known)
+    return error
+
+
+def _unknown(path: str, section: str, known: tuple[str, ...]) -> UnknownSettingError:
+    if section == SpeculativeConfig.SECTION:
+        own = tuple(field.name for field in attrs.fields(SpeculativeConfig) if field.name != "options")
+        known = (*known, *own)
+    return UnknownSettingError(path, known)

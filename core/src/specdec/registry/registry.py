@@ -1,0 +1,225 @@
+"""Finds installed plugins, selects by name, and loads what was selected.
+
+Listing reads metadata only; a plugin's module is imported when it is created, configured or asked about a checkpoint. A
+registry belongs to one engine, and each plugin in it has a pluggy manager of its own, so that a hook never has a second
+implementation to fall through to.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec.errors import PluginError, PluginUnsuitableError, SpecdecError
+from specdec.registry import messages
+from specdec.registry.discovery import discover
+from specdec.registry.loading import Plugin, load
+from specdec.registry.policy import PluginEntry, Policy, judge
+from specdec.registry.sources import declared_hooks
+
+if TYPE_CHECKING:
+    import argparse
+
+    from specdec.attention.interface import AttentionBackend
+    from specdec.config.schema import PluginsConfig
+    from specdec.types import AttentionRequirements, EngineContext, Identification
+
+logger = logging.getLogger("specdec.registry")
+
+
+class Registry:
+    """The plugins of one engine or command.
+
+    Args:
+        plugins: the ``plugins`` section of the configuration; None restricts nothing.
+        environ: environment variables, for SPECDEC_PLUGINS_ALLOW and SPECDEC_PLUGINS_BLOCK.
+    """
+
+    def __init__(self, plugins: PluginsConfig | None = None, *, environ: Mapping[str, str] = os.environ) -> None:
+        self._policy = Policy.from_settings(plugins, environ)
+        self._loaded: dict[tuple[str, str], Plugin] = {}
+
+    # --- listing ----------------------------------------------------------------------------------
+
+    def entries(self) -> tuple[PluginEntry, ...]:
+        """Every installed plugin with its status, sorted by kind and name. Imports none of them."""
+        return self._entries
+
+    @cached_property
+    def _entries(self) -> tuple[PluginEntry, ...]:
+        discovery = discover()
+        for warning in (*discovery.warnings, *self._policy.unmatched(discovery.plugins)):
+            logger.warning("%s", warning)
+        return judge(discovery.plugins, self._policy)
+
+    def hooks(self, entry: PluginEntry) -> tuple[str, ...]:
+        """The hooks an entry's module defines, as far as its source tells; imports nothing."""
+        return declared_hooks(entry.found.module) if entry.kind else ()
+
+    # --- selecting and loading --------------------------------------------------------------------
+
+    def select(self, kind: str, name: str) -> PluginEntry:
+        """The one plugin that a kind and a name mean.
+
+        Raises:
+            PluginNotFoundError, PluginKindError, PluginBlockedError, PluginConflictError, PluginVersionError,
+            PluginContractError: there is none, or it cannot be used.
+        """
+        named = [entry for entry in self._entries if entry.kind == kind and entry.name == name]
+        if not named:
+            raise messages.not_found(kind, name, self._entries)
+        usable = [entry for entry in named if entry.status != "blocked"]
+        if not usable:
+            raise messages.blocked(named[0])
+        contested = [entry for entry in usable if entry.status == "conflict"]
+        if contested:
+            raise messages.conflict(contested, self._policy.prefer.get(name))
+        entry = next((entry for entry in usable if entry.status != "broken"), usable[0])
+        if entry.status == "broken":
+            raise messages.broken(entry)
+        if entry.status == "wrong core version":
+            raise messages.wrong_core_version(entry)
+        return entry
+
+    def load(self, kind: str, name: str) -> Plugin:
+        """Import the plugin that a kind and a name mean, once.
+
+        Raises:
+            PluginError: it cannot be selected (see `select`), imported, or does not fit the hook specifications.
+        """
+        key = (kind, name)
+        if key not in self._loaded:
+            self._loaded[key] = load(self.select(kind, name))
+        return self._loaded[key]
+
+    def create(self, kind: str, name: str, hook: str, **arguments: Any) -> Any:
+        """Call a factory hook of one plugin and return the object it builds.
+
+        Args:
+            kind: a key of `specdec.registry.catalogue.KINDS`.
+            name: the plugin's name.
+            hook: the hook to call, for example ``propose``.
+            arguments: all arguments of the hook's specification.
+
+        Raises:
+            PluginError: the plugin cannot be used (see `load`), or returned nothing or the wrong thing.
+            SpecdecError: what the hook itself raised.
+        """
+        return self.load(kind, name).build(hook, **arguments)
+
+    # --- configuration ----------------------------------------------------------------------------
+
+    def plugin_config(self, kind: str, name: str, options: Mapping[str, Any]) -> Any:
+        """Build a plugin's configuration from plain values.
+
+        Returns:
+            An instance of the class that the plugin's `config_class` hook returns; an empty dict when it has none.
+
+        Raises:
+            ConfigError: unknown keys and refused values, each with its path and what would be right.
+            PluginError: the plugin cannot be used.
+        """
+        from specdec.registry.options import build_options
+
+        plugin = self.load(kind, name)
+        cls = plugin.build("config_class") if plugin.implements("config_class") else None
+        return build_options(plugin.entry, cls, options)
+
+    def identify(self, checkpoint: Path) -> Identification:
+        """Find the one proposer that a checkpoint belongs to.
+
+        Only proposers whose shipped markers fit ``config.json`` are imported and asked.
+
+        Raises:
+            PluginNotFoundError: none claims it; the message says what to install.
+            PluginConflictError: several do.
+            ModelNotFoundError, ModelLoadError: there is no readable ``config.json``.
+        """
+        from specdec.registry.identify import identify
+
+        return identify(self, checkpoint)
+
+    # --- attention backends -----------------------------------------------------------------------
+
+    def attention_backends(
+        self, requirements: AttentionRequirements, engine: EngineContext, wanted: str = "auto"
+    ) -> AttentionBackend:
+        """The attention backend for an engine.
+
+        Args:
+            requirements: what it must serve.
+            engine: passed to the hook.
+            wanted: a backend's name, or "auto" for the one with the highest priority among those that can serve.
+
+        Raises:
+            PluginUnsuitableError: the named one cannot serve, or none can; all reasons are listed.
+            PluginError: the named one cannot be used.
+        """
+        if wanted != "auto":
+            backend, reasons = self._backend(wanted, requirements, engine)
+            if reasons:
+                raise messages.unsuitable(self.select("attention_backend", wanted), reasons)
+            return backend
+        suitable, refused = self._suitable_backends(requirements, engine)
+        if not suitable:
+            raise PluginUnsuitableError(
+                "No installed attention backend can serve this model: " + "; ".join(refused) + ".",
+                kind="attention_backend",
+                reasons=refused,
+            )
+        return max(suitable, key=lambda backend: (backend.priority, backend.name))
+
+    def _suitable_backends(
+        self, requirements: AttentionRequirements, engine: EngineContext
+    ) -> tuple[list[AttentionBackend], list[str]]:
+        """The backends that can serve, and for each other one why not."""
+        suitable, refused = [], []
+        for name in dict.fromkeys(entry.name for entry in self._entries if entry.kind == "attention_backend"):
+            try:
+                backend, reasons = self._backend(str(name), requirements, engine)
+            except SpecdecError as error:
+                cause = error.__cause__ or error
+                logger.warning("Attention backend %r is passed over: %s: %s", name, type(cause).__name__, error)
+                refused.append(f"{name}: {error}")
+                continue
+            if reasons:
+                refused.append(f"{name}: {', '.join(reasons)}")
+            else:
+                suitable.append(backend)
+        return suitable, refused
+
+    def _backend(
+        self, name: str, requirements: AttentionRequirements, engine: EngineContext
+    ) -> tuple[AttentionBackend, list[str]]:
+        plugin = self.load("attention_backend", name)
+        backend: AttentionBackend = plugin.build("attention_backend", requirements=requirements, engine=engine)
+        try:
+            return backend, list(backend.supports(requirements))
+        except Exception as error:
+            raise messages.contract(plugin.entry, f"supports() raised {type(error).__name__}: {error}") from error
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def command_names(self) -> tuple[str, ...]:
+        """Names of the installed subcommands. Imports none of them."""
+        return tuple(entry.name for entry in self._entries if entry.kind == "command" and entry.name)
+
+    def add_command(self, name: str, cli: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        """Let the plugin of a subcommand add its parser.
+
+        Raises:
+            PluginError: the plugin cannot be used.
+        """
+        self.load("command", name).call("add_command", cli=cli)
+
+    def add_commands(self, cli: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        """Let every installed subcommand add its parser, for ``--help``; one that fails is logged and left out."""
+        for name in dict.fromkeys(self.command_names()):
+            try:
+                self.add_command(name, cli)
+            except PluginError as error:
+                logger.warning("The command %r is left out: %s", name, error)

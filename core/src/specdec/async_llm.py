@@ -40,8 +40,10 @@ class AsyncLLM:
         **settings: Any,
     ) -> None:
         from specdec.config import from_kwargs
+        from specdec.engine.frontend import speculative_settings
 
-        self._start(from_kwargs(model, speculative_config=speculative_config, **settings), proposer)
+        speculative = speculative_settings(speculative_config, proposer)
+        self._start(from_kwargs(model, speculative_config=speculative, **settings), proposer)
 
     @classmethod
     def from_config(cls, config: EngineConfig, proposer: Proposer | None = None) -> AsyncLLM:
@@ -259,15 +261,17 @@ class _Stream:
 
     async def next(self) -> RequestOutput:
         """Called on the reader's loop: what is new, then the error if there is one."""
-        await self._news.wait()
-        with self._lock:
-            output, self._output = self._output, None
-            if self._error is None:
+        while True:
+            await self._news.wait()
+            with self._lock:
                 self._news.clear()
-        if output is not None:
-            return output
-        assert self._error is not None
-        raise self._error
+                output, self._output = self._output, None
+                if output is not None:
+                    if self._error is not None:
+                        self._news.set()
+                    return output
+                if self._error is not None:
+                    raise self._error
 
     def _notify(self) -> None:
         try:

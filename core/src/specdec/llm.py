@@ -44,9 +44,10 @@ class LLM:
         **settings: Any,
     ) -> None:
         from specdec.config import from_kwargs
+        from specdec.engine.frontend import speculative_settings
 
-        config = from_kwargs(model, speculative_config=speculative_config, **settings)
-        self._start(config, proposer)
+        speculative = speculative_settings(speculative_config, proposer)
+        self._start(from_kwargs(model, speculative_config=speculative, **settings), proposer)
 
     @classmethod
     def from_config(cls, config: EngineConfig, proposer: Proposer | None = None) -> LLM:

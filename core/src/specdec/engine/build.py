@@ -64,11 +64,8 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     registry = Registry(config.plugins)
     method, options = _select_method(config, registry)
     target = load_target(config)
-    context = _context(config, target)
-    requirements = target.requirements(config.block_size)
-    backend = registry.attention_backends(requirements, context, wanted=config.attention_backend)
     num_blocks = config.kv_cache_bytes // (target.kv_bytes_per_token() * config.block_size)
-    context = attrs.evolve(context, max_model_len=_max_model_len(config, target, num_blocks))
+    context = _context(config, target, _max_model_len(config, target, num_blocks))
     verifier: Verifier = registry.create(
         "verifier",
         config.verifier,
@@ -80,9 +77,12 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     if proposer is None and method is not None:
         proposer = registry.create("proposer", method, "propose", config=options, engine=context)
         label = registry.describe("proposer", method)
-    needs = Needs() if proposer is None else proposer.needs
     if proposer is not None:
         _check_pair(proposer, verifier)
+    needs = Needs() if proposer is None else proposer.needs
+    trees = proposer is not None and proposer.capabilities.trees
+    requirements = target.requirements(config.block_size, trees=trees)
+    backend = registry.attention_backends(requirements, context, wanted=config.attention_backend)
     cache = target.allocate_kv_cache(num_blocks, config.block_size)
     target.bind(backend, cache, needs)
     if proposer is not None:
@@ -108,7 +108,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
         verification=Verification(
             LogitsPipeline(target.info.vocab_size, target.device, config.logprobs_mode), verifier, target.device
         ),
-        committer=Committer(kv_cache, LogprobsComputer(config.logprobs_mode, target.tokenizer)),
+        committer=Committer(kv_cache, LogprobsComputer(config.logprobs_mode, target.tokenizer), cache),
         drafting=None if proposer is None else _drafting(config, context, proposer, label),
         stat_loggers=tuple(
             registry.create("stat_logger", name, "stat_logger", config=config, engine=context)
@@ -140,12 +140,12 @@ def _select_method(config: EngineConfig, registry: Registry) -> tuple[str | None
     return method, registry.plugin_config("proposer", method, options)
 
 
-def _context(config: EngineConfig, target: TargetModel) -> EngineContext:
+def _context(config: EngineConfig, target: TargetModel, max_model_len: int) -> EngineContext:
     return EngineContext(
         target_info=target.info,
         device=target.device.type,
         dtype=str(target.dtype).removeprefix("torch."),
-        max_model_len=config.max_model_len or target.info.max_position_embeddings,
+        max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         num_speculative_tokens=config.speculative.num_speculative_tokens if config.speculative else 0,
         block_size=config.block_size,

@@ -11,12 +11,23 @@ from specdec.engine.inputs import InputProcessor
 from specdec.errors import CapacityError, InvalidRequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from specdec.config import EngineConfig
     from specdec.drafting.base import Proposer
     from specdec.engine.group import RequestGroup
     from specdec.engine.request import Request
     from specdec.metrics.stats import EngineStats
     from specdec.sampling.params import SamplingParams
+
+
+def speculative_settings(
+    settings: Mapping[str, Any] | None, proposer: Proposer | None
+) -> Mapping[str, Any] | None:
+    """The ``speculative`` section of an engine that may be handed its proposer as an object, named after its class."""
+    if proposer is None:
+        return settings
+    return {"method": type(proposer).__name__, **(settings or {})}
 
 
 class Frontend:

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from attrs import define, field
 
 from specdec.engine.request import NO_DRAFT
@@ -18,8 +19,7 @@ from specdec.errors import RequestFailedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
+    from specdec.attention.interface import KVCache
     from specdec.engine.kv_cache import KVCacheManager
     from specdec.engine.plan import ScheduledRequest
     from specdec.engine.request import Request
@@ -55,9 +55,10 @@ class Committed:
 class Committer:
     """Turns verdicts into committed tokens."""
 
-    def __init__(self, kv_cache: KVCacheManager, logprobs: LogprobsComputer) -> None:
+    def __init__(self, kv_cache: KVCacheManager, logprobs: LogprobsComputer, slots: KVCache) -> None:
         self._kv_cache = kv_cache
         self._logprobs = logprobs
+        self._slots = slots
 
     def commit(
         self, step: StepBatch, target: TargetOutput, processed: torch.Tensor, verdict: Verdict
@@ -76,13 +77,15 @@ class Committer:
             share.request.draft = NO_DRAFT
         for prompt_rows in step.prompt_rows:
             self._logprobs.add_prompt(prompt_rows.request, target.logits, prompt_rows.first_row, prompt_rows.token_ids)
+        if verdict.accepted_nodes is not None:
+            _compact_accepted_paths(step, verdict.accepted_nodes, self._slots)
         runs = verdict.token_ids.tolist()
         counts = verdict.num_tokens.tolist()
         kept = [
             self._advance(share, run[:count], committed)
             for share, run, count in zip(step.sampling, runs, counts, strict=True)
         ]
-        self._add_logprobs(step, target, processed, kept)
+        self._add_logprobs(step, target, processed, verdict, kept)
         for share in step.scheduled:
             self._kv_cache.cache_full_blocks(share.request)
         return committed
@@ -116,23 +119,38 @@ class Committer:
         return num_kept
 
     def _add_logprobs(
-        self, step: StepBatch, target: TargetOutput, processed: torch.Tensor, kept: Sequence[int]
+        self, step: StepBatch, target: TargetOutput, processed: torch.Tensor, verdict: Verdict, kept: Sequence[int]
     ) -> None:
-        if all(share.request.logprobs is None for share in step.sampling):
-            return
-        row_start = step.layout.row_start.tolist()
-        wanted = [
-            (share.request, row_start[i], kept[i])
-            for i, share in enumerate(step.sampling)
-            if share.request.logprobs is not None and kept[i]
-        ]
+        wanted = [i for i, share in enumerate(step.sampling) if share.request.logprobs is not None and kept[i]]
         if not wanted:
             return
-        rows = np.concatenate([np.arange(start, start + count) for _, start, count in wanted])
-        tokens = np.concatenate([request.token_ids[-count:] for request, _, count in wanted])
-        self._logprobs.add_output(
-            [(request, count) for request, _, count in wanted], target.logits, processed, rows, tokens
-        )
+        row_start = step.layout.row_start.tolist()
+        nodes = None if verdict.accepted_nodes is None else verdict.accepted_nodes.tolist()
+        rows: list[int] = []
+        tokens: list[int] = []
+        for i in wanted:
+            path = range(kept[i]) if nodes is None else [0, *(node + 1 for node in nodes[i][: kept[i] - 1])]
+            rows.extend(row_start[i] + step_in_path for step_in_path in path)
+            tokens.extend(step.sampling[i].request.token_ids[-kept[i] :].tolist())
+        counts = [(step.sampling[i].request, kept[i]) for i in wanted]
+        self._logprobs.add_output(counts, target.logits, processed, np.array(rows), np.array(tokens))
+
+
+def _compact_accepted_paths(step: StepBatch, accepted_nodes: torch.Tensor, cache: KVCache) -> None:
+    """Move the K/V of accepted tree paths to where a chain would have written it.
+
+    Node j of a request sits in the slot of its packed index; the i-th accepted node belongs i slots after the anchor. Nodes
+    come after their parents, so a gather followed by a scatter is safe (algorithms: KV compaction).
+    """
+    nodes = accepted_nodes.to(torch.int64)
+    request, depth = (nodes >= 0).nonzero(as_tuple=True)
+    first_row = step.layout.row_start[:-1].to(torch.int64)[request]
+    anchor = step.packed.logits_indices[first_row]
+    source = step.packed.slot_mapping[anchor + 1 + nodes[request, depth]]
+    goal = step.packed.slot_mapping[anchor + 1 + depth]
+    for layer in cache.layers:
+        layer.keys[goal] = layer.keys[source]
+        layer.values[goal] = layer.values[source]
 
 
 def _fail(request: Request) -> None:

@@ -70,6 +70,9 @@ def _checked_probs(draft: Draft, num_tokens: int, vocab_size: int) -> torch.Tens
         return None
     if not isinstance(probs, torch.Tensor) or probs.shape != (num_tokens, vocab_size) or not probs.is_floating_point():
         raise PluginContractError(f"draft_probs must be float [{num_tokens}, {vocab_size}], not {_describe(probs)}")
+    sums = probs.sum(dim=-1, dtype=torch.float32)
+    if num_tokens and not bool(((sums - 1).abs() < 1e-2).all() & (probs >= 0).all()):
+        raise PluginContractError("draft_probs must be finite, not negative, and sum to 1 in every row")
     return probs
 
 

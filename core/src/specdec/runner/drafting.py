@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -127,28 +127,27 @@ class Drafting:
         target: TargetOutput,
         verdict: Verdict,
     ) -> ProposalInput:
+        common: dict[str, Any] = {
+            "request_ids": tuple([request.request_id for request in requests]),
+            "token_ids": tuple([request.token_ids for request in requests]),
+            "max_draft_tokens": limits,
+            "sampling": tuple([request.params for request in requests]),
+            "seeds": tuple([request.seed for request in requests]),
+            "token_pointers": np.array([request.token_pointer for request in requests], dtype=np.int64),
+            "num_tokens": np.array([request.num_tokens for request in requests], dtype=np.int64),
+        }
         needs = self.proposer.needs
-        ids = tuple(request.request_id for request in requests)
-        tokens = tuple(request.token_ids for request in requests)
-        sampling = tuple(request.params for request in requests)
-        seeds = tuple(request.seed for request in requests)
         if not (needs.hidden_states or needs.aux_layers):
-            return ProposalInput(
-                request_ids=ids, token_ids=tokens, max_draft_tokens=limits, sampling=sampling, seeds=seeds
-            )
-        row_of = {id(share.request): i for i, share in enumerate(step.scheduled)}
+            return ProposalInput(**common)
+        row_of = {share.request.request_id: i for i, share in enumerate(step.scheduled)}
         accepted = verdict.num_tokens.cpu().numpy() - 1
-        accepted_of = {id(share.request): int(n) for share, n in zip(step.sampling, accepted, strict=True)}
+        accepted_of = {share.request.request_id: n for share, n in zip(step.sampling, accepted, strict=True)}
         return ProposalInput(
-            request_ids=ids,
-            token_ids=tokens,
-            max_draft_tokens=limits,
-            sampling=sampling,
-            seeds=seeds,
+            **common,
             batch=step.packed,
             target=target,
-            batch_rows=np.array([row_of[id(request)] for request in requests], dtype=np.int32),
-            num_accepted_tokens=np.array([accepted_of[id(request)] for request in requests], dtype=np.int32),
+            batch_rows=np.array([row_of[name] for name in common["request_ids"]], dtype=np.int32),
+            num_accepted_tokens=np.array([accepted_of[name] for name in common["request_ids"]], dtype=np.int32),
         )
 
     def _guarded(self, call: Callable[[], _T]) -> _T | None:

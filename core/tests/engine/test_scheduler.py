@@ -1,0 +1,147 @@
+"""Budgets, order, drafts under pressure, preemption."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec.engine.kv_cache import KVCacheManager
+from specdec.engine.plan import Plan
+from specdec.engine.request import Phase, Request, RequestDraft
+from specdec.engine.scheduler import Scheduler
+from specdec.sampling.params import SamplingParams
+
+
+def make_scheduler(num_blocks: int = 64, block_size: int = 4, budget: int = 16, seqs: int = 8) -> Scheduler:
+    kv_cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching=False)
+    return Scheduler(kv_cache, max_num_seqs=seqs, max_num_batched_tokens=budget)
+
+
+def make_request(name: str, length: int, order: int = 0, priority: int = 0) -> Request:
+    return Request(
+        name,
+        list(range(length)),
+        SamplingParams(),
+        seed=0,
+        stop_token_ids=frozenset(),
+        stop_checker=None,  # type: ignore[arg-type]
+        max_tokens=64,
+        priority=priority,
+        arrival_index=order,
+    )
+
+
+def commit(plan: Plan, accepted: int = 0) -> None:
+    """Stand in for the rest of the step: every sampling request emits ``accepted`` drafts and one token."""
+    for share in plan.scheduled:
+        request = share.request
+        request.num_computed_tokens = share.num_computed_tokens + share.num_tokens - len(share.draft)
+        if share.samples:
+            kept = min(accepted, len(share.draft))
+            request.num_computed_tokens += kept
+            request.append([1] * (kept + 1))
+            request.draft = RequestDraft([])
+
+
+def summary(plan: Plan) -> list[tuple[str, int, int]]:
+    return [(s.request.request_id, s.num_tokens, len(s.draft)) for s in plan.scheduled]
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_and_samples_once_at_the_end() -> None:
+    scheduler = make_scheduler(budget=16)
+    scheduler.add(make_request("a", 40))
+    seen = []
+    for _ in range(3):
+        plan = scheduler.schedule()
+        seen.append((plan.scheduled[0].num_tokens, plan.scheduled[0].samples))
+        commit(plan)
+    assert seen == [(16, False), (16, False), (8, True)]
+
+
+def test_decoding_requests_go_before_prefill_chunks() -> None:
+    scheduler = make_scheduler(budget=16)
+    scheduler.add(make_request("a", 4, 1))
+    commit(scheduler.schedule())
+    scheduler.add(make_request("b", 100, 2))
+    assert summary(scheduler.schedule()) == [("a", 1, 0), ("b", 15, 0)]
+
+
+def test_draft_tokens_count_against_the_budget_and_every_request_gets_a_token() -> None:
+    scheduler = make_scheduler(budget=6)
+    requests = [make_request(name, 2, i) for i, name in enumerate("abc")]
+    for request in requests:
+        scheduler.add(request)
+    commit(scheduler.schedule())
+    for request in requests:
+        request.draft = RequestDraft([7, 8, 9])
+    assert summary(scheduler.schedule()) == [("a", 4, 3), ("b", 1, 0), ("c", 1, 0)]
+
+
+def test_a_shortened_draft_keeps_its_first_tokens() -> None:
+    scheduler = make_scheduler(budget=3)
+    request = make_request("a", 2)
+    scheduler.add(request)
+    commit(scheduler.schedule())
+    request.draft = RequestDraft([7, 8, 9, 10])
+    assert scheduler.schedule().scheduled[0].draft.token_ids == [7, 8]
+
+
+def test_drafts_are_dropped_before_a_request_is_preempted() -> None:
+    scheduler = make_scheduler(num_blocks=2, block_size=4)
+    request = make_request("a", 7)
+    scheduler.add(request)
+    commit(scheduler.schedule())
+    request.draft = RequestDraft([5, 6])
+    plan = scheduler.schedule()
+    assert summary(plan) == [("a", 1, 0)]
+    assert plan.num_preempted == 0
+
+
+def test_the_youngest_is_preempted_and_returns_first() -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=4)
+    first, second = make_request("a", 8, 1), make_request("b", 7, 2)
+    scheduler.add(first)
+    scheduler.add(second)
+    commit(scheduler.schedule())
+    third = make_request("c", 1, 3)
+    scheduler.add(third)
+    plan = scheduler.schedule()
+    assert summary(plan) == [("a", 1, 0)]
+    assert plan.num_preempted == 1
+    assert second.phase is Phase.WAITING
+    assert second.block_ids == []
+    assert second.num_computed_tokens == 0
+    commit(plan)
+    scheduler.finish(first)
+    assert summary(scheduler.schedule()) == [("b", 8, 0), ("c", 1, 0)]
+
+
+def test_priority_orders_waiting_requests() -> None:
+    scheduler = make_scheduler(budget=4)
+    scheduler.add(make_request("late", 4, 1, priority=5))
+    scheduler.add(make_request("soon", 4, 2, priority=0))
+    assert summary(scheduler.schedule()) == [("soon", 4, 0)]
+
+
+def test_no_more_requests_run_than_max_num_seqs() -> None:
+    scheduler = make_scheduler(seqs=2, budget=64)
+    for i in range(5):
+        scheduler.add(make_request(str(i), 2, i))
+    assert len(scheduler.schedule().scheduled) == 2
+    assert len(scheduler.waiting) == 3
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 3])
+def test_blocks_return_after_finish_whatever_was_accepted(accepted: int) -> None:
+    scheduler = make_scheduler(num_blocks=16, block_size=2)
+    requests = [make_request(str(i), 3, i) for i in range(3)]
+    for request in requests:
+        scheduler.add(request)
+    for _ in range(3):
+        commit(scheduler.schedule(), accepted)
+        for request in requests:
+            request.draft = RequestDraft([1, 2, 3])
+    for request in requests:
+        scheduler.finish(request)
+        scheduler.finish(request)
+    assert scheduler.kv_cache.num_free_blocks == 16
+    assert not scheduler.has_work

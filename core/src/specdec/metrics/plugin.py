@@ -16,4 +16,4 @@ def stat_logger(engine: EngineContext) -> StatLogger:
     """Build the logger that writes to Python's logging."""
     from specdec.metrics.loggers import LoggingStatLogger
 
-    return LoggingStatLogger()
+    return LoggingStatLogger(engine.settings["log_stats_interval"])

@@ -1,1 +1,297 @@
-"""`SpecDecodingStats`: what happened in one step, and the sum since the engine started."""
+"""What happened in one step, and the sum since an engine started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from specdec.types import SpecStats
+
+
+@frozen(kw_only=True)
+class SpecDecodingStats(SpecStats):
+    """The speculation of one step: the counts of `SpecStats`, and where the step's time went."""
+
+    propose_seconds: float = 0.0
+    target_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    rest_seconds: float = 0.0
+
+
+@frozen(kw_only=True)
+class StepStats:
+    """One step of the engine, as statistics loggers see it. Counts are of this step alone."""
+
+    num_requests: int = 0
+    """Requests that were scheduled."""
+    num_tokens: int = 0
+    """Tokens that went through the target, draft tokens included."""
+    num_prompt_tokens: int = 0
+    """Of these, tokens of prompts."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache and so not computed."""
+    num_generated_tokens: int = 0
+    """Tokens committed to outputs."""
+    num_drafts: int = 0
+    """Requests whose draft was verified."""
+    num_draft_tokens_per_pos: tuple[int, ...] = ()
+    """Draft tokens verified at each draft position."""
+    num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    """Draft tokens kept at each draft position."""
+    propose_seconds: float = 0.0
+    """Making the drafts for the next step."""
+    target_seconds: float = 0.0
+    """The target's forward pass."""
+    verify_seconds: float = 0.0
+    """Processing logits, sampling and verification."""
+    rest_seconds: float = 0.0
+    """Scheduling, batch preparation, commit."""
+    num_preemptions: int = 0
+    num_running: int = 0
+    """Requests that hold KV blocks after the step."""
+    num_waiting: int = 0
+    """Requests that wait after the step."""
+    kv_usage: float = 0.0
+    """Part of the KV blocks in use, 0 to 1."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Draft tokens verified."""
+        return sum(self.num_draft_tokens_per_pos)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Draft tokens kept."""
+        return sum(self.num_accepted_tokens_per_pos)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the step."""
+        return self.propose_seconds + self.target_seconds + self.verify_seconds + self.rest_seconds
+
+    @property
+    def spec(self) -> SpecDecodingStats:
+        """The step's speculation."""
+        return SpecDecodingStats(
+            num_drafts=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            num_accepted_tokens_per_pos=self.num_accepted_tokens_per_pos,
+            num_draft_tokens_per_pos=self.num_draft_tokens_per_pos,
+            propose_seconds=self.propose_seconds,
+            target_seconds=self.target_seconds,
+            verify_seconds=self.verify_seconds,
+            rest_seconds=self.rest_seconds,
+        )
+
+
+@frozen(kw_only=True)
+class EngineStats:
+    """Totals since the engine started. Rates are 0 and lengths 1 when nothing was drafted; never NaN."""
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    """Prompt tokens computed, those of preempted requests each time they are computed again."""
+    num_cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache."""
+    num_generated_tokens: int = 0
+    """Tokens committed to outputs; what a stop or limit cut off is not counted."""
+    num_preemptions: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    num_draft_tokens_per_pos: tuple[int, ...] = ()
+    propose_seconds: float = 0.0
+    target_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    rest_seconds: float = 0.0
+    num_proposer_faults: int = 0
+    speculation_disabled: bool = False
+    """Whether the proposer was switched off after too many faults in a row."""
+    free_blocks: int = 0
+    """KV blocks that no request holds; prefix-cached ones count as free."""
+    total_blocks: int = 0
+
+    @property
+    def spec(self) -> SpecStats:
+        """The speculation alone."""
+        return SpecStats(
+            num_drafts=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            num_accepted_tokens_per_pos=self.num_accepted_tokens_per_pos,
+            num_draft_tokens_per_pos=self.num_draft_tokens_per_pos,
+        )
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens."""
+        return self.spec.acceptance_rate
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens gained per verified draft, the recovered or bonus token included."""
+        return self.spec.mean_acceptance_length
+
+    @property
+    def acceptance_rate_per_pos(self) -> tuple[float, ...]:
+        """Accepted at draft position i / drafts."""
+        return self.spec.acceptance_rate_per_pos
+
+    @property
+    def step_seconds(self) -> float:
+        """Wall time of all steps."""
+        return self.propose_seconds + self.target_seconds + self.verify_seconds + self.rest_seconds
+
+    @property
+    def kv_usage(self) -> float:
+        """Part of the KV blocks in use, 0 to 1."""
+        return 1.0 - self.free_blocks / self.total_blocks if self.total_blocks else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts and rates as plain values, for JSON."""
+        plain = attrs.asdict(self)
+        for name in ("acceptance_rate", "mean_acceptance_length", "acceptance_rate_per_pos", "kv_usage"):
+            plain[name] = getattr(self, name)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+
+    def since(self, earlier: EngineStats) -> EngineStats:
+        """What was added after ``earlier``; flags and block counts are those of now."""
+        names = [f.name for f in attrs.fields(EngineStats) if f.name not in _STATES]
+        return attrs.evolve(self, **{name: _minus(getattr(self, name), getattr(earlier, name)) for name in names})
+
+
+_STATES = ("speculation_disabled", "free_blocks", "total_blocks")
+
+
+def _minus(now: Any, before: Any) -> Any:
+    if not isinstance(now, tuple):
+        return now - before
+    padded = (*before, *[0] * (len(now) - len(before)))
+    return tuple(a - b for a, b in zip(now, padded, strict=True))
+
+
+class SpecCounter:
+    """Counts drafts and what was kept of them: for a request, a step, or an engine."""
+
+    __slots__ = ("accepted_per_pos", "drafted_per_pos", "num_drafts")
+
+    def __init__(self) -> None:
+        self.num_drafts = 0
+        self.drafted_per_pos: list[int] = []
+        self.accepted_per_pos: list[int] = []
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """Count one draft: ``drafted`` tokens, of which the first ``accepted`` were kept. 0 tokens are no draft."""
+        if drafted <= 0:
+            return
+        self.num_drafts += 1
+        _extend(self.drafted_per_pos, drafted)
+        _extend(self.accepted_per_pos, drafted)
+        for position in range(drafted):
+            self.drafted_per_pos[position] += 1
+        for position in range(accepted):
+            self.accepted_per_pos[position] += 1
+
+    def count_batch(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """`count` for the drafts of a step; cost grows with the number of drafts plus k, not with their product."""
+        longest = max(drafted, default=0)
+        if longest <= 0:
+            return
+        ends_drafted, ends_accepted = [0] * (longest + 1), [0] * (longest + 1)
+        for num_drafted, num_accepted in zip(drafted, accepted, strict=True):
+            ends_drafted[num_drafted] += 1
+            ends_accepted[num_accepted] += 1
+        self.num_drafts += len(drafted) - ends_drafted[0]
+        self.add(0, _at_least(ends_drafted), _at_least(ends_accepted))
+
+    def add(self, num_drafts: int, drafted_per_pos: Sequence[int], accepted_per_pos: Sequence[int]) -> None:
+        """Add counts that were taken elsewhere."""
+        self.num_drafts += num_drafts
+        _add_into(self.drafted_per_pos, drafted_per_pos)
+        _add_into(self.accepted_per_pos, accepted_per_pos)
+
+    def snapshot(self) -> SpecStats:
+        """The counts so far."""
+        return SpecStats(
+            num_drafts=self.num_drafts,
+            num_draft_tokens=sum(self.drafted_per_pos),
+            num_accepted_tokens=sum(self.accepted_per_pos),
+            num_accepted_tokens_per_pos=tuple(self.accepted_per_pos),
+            num_draft_tokens_per_pos=tuple(self.drafted_per_pos),
+        )
+
+
+def _at_least(ends: list[int]) -> list[int]:
+    """How many values reach each position: ends[n] values equal n -> counts of values above 0, above 1, …"""
+    return list(accumulate(reversed(ends[1:])))[::-1]
+
+
+def _extend(counts: list[int], length: int) -> None:
+    if len(counts) < length:
+        counts.extend([0] * (length - len(counts)))
+
+
+def _add_into(counts: list[int], more: Sequence[int]) -> None:
+    _extend(counts, len(more))
+    for position, number in enumerate(more):
+        counts[position] += number
+
+
+class StatsAccumulator:
+    """Sums the steps of an engine; adding one costs a few microseconds."""
+
+    def __init__(self) -> None:
+        self._spec = SpecCounter()
+        self._num_steps = self._prompt = self._cached = self._generated = self._preemptions = 0
+        self._propose = self._target = self._verify = self._rest = 0.0
+
+    def add(self, step: StepStats) -> None:
+        """Add one step."""
+        self._num_steps += 1
+        self._prompt += step.num_prompt_tokens
+        self._cached += step.num_cached_tokens
+        self._generated += step.num_generated_tokens
+        self._preemptions += step.num_preemptions
+        self._propose += step.propose_seconds
+        self._target += step.target_seconds
+        self._verify += step.verify_seconds
+        self._rest += step.rest_seconds
+        if step.num_drafts:
+            self._spec.add(step.num_drafts, step.num_draft_tokens_per_pos, step.num_accepted_tokens_per_pos)
+
+    def engine_stats(
+        self,
+        *,
+        free_blocks: int = 0,
+        total_blocks: int = 0,
+        num_proposer_faults: int = 0,
+        speculation_disabled: bool = False,
+    ) -> EngineStats:
+        """The sums so far, with the engine's present state."""
+        spec = self._spec.snapshot()
+        return EngineStats(
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._prompt,
+            num_cached_tokens=self._cached,
+            num_generated_tokens=self._generated,
+            num_preemptions=self._preemptions,
+            num_drafts=spec.num_drafts,
+            num_draft_tokens=spec.num_draft_tokens,
+            num_accepted_tokens=spec.num_accepted_tokens,
+            num_accepted_tokens_per_pos=spec.num_accepted_tokens_per_pos,
+            num_draft_tokens_per_pos=spec.num_draft_tokens_per_pos,
+            propose_seconds=self._propose,
+            target_seconds=self._target,
+            verify_seconds=self._verify,
+            rest_seconds=self._rest,
+            num_proposer_faults=num_proposer_faults,
+            speculation_disabled=speculation_disabled,
+            free_blocks=free_blocks,
+            total_blocks=total_blocks,
+        )

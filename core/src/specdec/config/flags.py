@@ -1,0 +1,229 @@
+"""Command-line options generated from the fields of a configuration class: one place for names, types and help."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from specdec.config.introspect import Leaf, leaves, unwrap_optional
+from specdec.config.load import load, variable_name
+from specdec.config.problems import InvalidValueError
+from specdec.config.schema import EngineConfig, SpeculativeConfig
+from specdec.config.sizes import is_size
+from specdec.config.text import parse_text, parse_untyped
+from specdec.config.validators import find_check
+from specdec.errors import ConfigError
+
+_OVERRIDES = "settings"
+"""Attribute of the parsed arguments that collects path -> (value, option)."""
+
+
+def flag_name(path: str) -> str:
+    """The option of a setting: ``kv_cache_memory`` -> ``--kv-cache-memory``."""
+    return "--" + path.replace("_", "-")
+
+
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config``, ``--set``, ``--speculative-config`` and one option for each setting of `EngineConfig`."""
+    group = parser.add_argument_group("configuration")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a .toml, .yaml or .json file; specdec.toml of the working directory when not given",
+    )
+    add = group.add_argument
+    add(
+        "--speculative-config",
+        metavar="JSON",
+        action=_action(_OVERRIDES, "speculative", SpeculativeConfig | None),
+        help="the whole speculative table as JSON, with vLLM's keys: "
+        """'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'; none switches speculation off""",
+    )
+    add(
+        "--set",
+        metavar="PATH=VALUE",
+        action=_SetAction,
+        help="any setting by its dotted path, options of the method included: --set speculative.prompt_lookup_max=4",
+    )
+    for leaf in leaves(EngineConfig):
+        add_flag(group, leaf, flag_name(leaf.path), _OVERRIDES)
+
+
+def read_config(arguments: argparse.Namespace) -> tuple[EngineConfig, dict[str, str]]:
+    """The configuration that the parsed options, the environment and a file make together.
+
+    Raises:
+        ConfigError: as `specdec.config.load`.
+    """
+    given = getattr(arguments, _OVERRIDES, None) or {}
+    return load(
+        arguments.config,
+        {path: value for path, (value, _) in given.items()},
+        origins={path: option for path, (_, option) in given.items()},
+    )
+
+
+def add_flag(parser: Any, leaf: Leaf, flag: str, collect_in: str) -> None:
+    """Add the option of one setting.
+
+    Args:
+        parser: an argument parser or group.
+        leaf: the setting.
+        flag: its option, with the dashes.
+        collect_in: attribute of the parsed arguments that collects path -> (value, option) of what was given.
+    """
+    kind, _ = unwrap_optional(leaf.annotation)
+    help_text = _help(leaf).replace("%", "%%")
+    if kind is bool:
+        parser.add_argument(flag, action=_boolean(collect_in, leaf.path), nargs=0, help=help_text)
+        return
+    action = _action(collect_in, leaf.path, leaf.annotation)
+    parser.add_argument(flag, metavar=_metavar(leaf, kind), action=action, help=help_text)
+
+
+# --- help ---------------------------------------------------------------------------------------
+
+
+def _help(leaf: Leaf) -> str:
+    check = find_check(leaf.attribute.validator)
+    sentence = leaf.doc[:1].lower() + leaf.doc[1:].rstrip(".")
+    allowed = f"; {check.allowed}" if check and _adds_something(check.allowed) else ""
+    return f"{sentence}{allowed} (default: {_default(leaf.attribute)})"
+
+
+def _adds_something(allowed: str) -> bool:
+    return any(character.isdigit() or character == "'" for character in allowed)
+
+
+def _default(attribute: attrs.Attribute[Any]) -> str:
+    default = attribute.default
+    if default is attrs.NOTHING:
+        return "none, required"
+    factory = getattr(default, "factory", None)
+    if factory is not None:
+        default = factory()
+    if default is None or default in ((), {}, []):
+        return "not set"
+    if isinstance(default, tuple | list):
+        return ",".join(map(str, default))
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _metavar(leaf: Leaf, kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
+    if is_size(kind):
+        return "SIZE"
+    if kind in (int, float):
+        return "N" if kind is int else "X"
+    if typing.get_origin(kind) is dict:
+        return "JSON"
+    return "A,B" if typing.get_origin(kind) in (list, tuple) else leaf.attribute.name.rpartition("_")[2].upper()
+
+
+# --- actions: values are parsed as they are read, so that a message names the option ---------------
+
+
+def _collect(namespace: argparse.Namespace, collect_in: str, path: str, value: Any, option: str) -> None:
+    given = dict(getattr(namespace, collect_in, None) or {})
+    given[path] = (value, option)
+    setattr(namespace, collect_in, given)
+
+
+def _action(collect_in: str, path: str, annotation: Any) -> type[argparse.Action]:
+    """An action that parses the text by the field's type; lists of free text are given by repeating the option."""
+    kind, _ = unwrap_optional(annotation)
+    repeats = str in typing.get_args(kind) and _holds_list_of_text(kind)
+
+    class Collect(argparse.Action):
+        def __init__(self, option_strings: list[str], dest: str, **kwargs: Any) -> None:
+            super().__init__(option_strings, dest=argparse.SUPPRESS, **kwargs)
+
+        def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
+            if repeats:
+                before, _ = (getattr(namespace, collect_in, None) or {}).get(path, ([], ""))
+                value: Any = [*before, values]
+            else:
+                value = parse_text(annotation, values, path, option)
+            _collect(namespace, collect_in, path, value, option)
+
+    return Collect
+
+
+def _holds_list_of_text(kind: Any) -> bool:
+    """``list[str]``, or a union with it (``str | list[str]``)."""
+    members = typing.get_args(kind) if typing.get_origin(kind) is not list else (kind,)
+    return any(typing.get_origin(member) is list and typing.get_args(member) == (str,) for member in members)
+
+
+def _boolean(collect_in: str, path: str) -> type[argparse.Action]:
+    class Switch(argparse.Action):
+        """``--flag`` and ``--no-flag``."""
+
+        def __init__(self, option_strings: list[str], dest: str, **kwargs: Any) -> None:
+            negative = ["--no-" + option.removeprefix("--") for option in option_strings]
+            super().__init__([*option_strings, *negative], dest=argparse.SUPPRESS, **kwargs)
+
+        def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
+            _collect(namespace, collect_in, path, not str(option).startswith("--no-"), str(option))
+
+    return Switch
+
+
+class _SetAction(argparse.Action):
+    """``--set path=value``."""
+
+    def __init__(self, option_strings: list[str], dest: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, **kwargs)
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
+        path, equals, text = values.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {values}: write --set PATH=VALUE, for example --set block_size=32.")
+        path = path.strip()
+        known = {leaf.path: leaf.annotation for leaf in leaves(EngineConfig)}
+        origin = f"--set {path}"
+        value = parse_text(known[path], text, path, origin) if path in known else parse_untyped(text)
+        _collect(namespace, _OVERRIDES, path, value, origin)
+
+
+# --- other classes, such as SamplingParams ------------------------------------------------------
+
+
+def add_class_flags(
+    parser: Any, cls: type, collect_in: str, *, skip: tuple[str, ...] = (), rename: Mapping[str, str] | None = None
+) -> None:
+    """Add one option for each field of an attrs class.
+
+    Args:
+        parser: an argument parser or group.
+        cls: the class.
+        collect_in: attribute of the parsed arguments that `read_class` looks at.
+        skip: fields that get no option.
+        rename: field -> option, where the ordinary name is taken.
+    """
+    for leaf in leaves(cls):
+        if leaf.path not in skip:
+            add_flag(parser, leaf, (rename or {}).get(leaf.path, flag_name(leaf.path)), collect_in)
+
+
+def read_class(arguments: argparse.Namespace, build: Callable[..., Any], collect_in: str) -> Any:
+    """Build an instance from the options added by `add_class_flags`; fields that were not given keep their defaults."""
+    given: dict[str, tuple[Any, str]] = getattr(arguments, collect_in, None) or {}
+    return build(**{path: value for path, (value, _) in given.items()})
+
+
+__all__ = [
+    "InvalidValueError",
+    "add_class_flags",
+    "add_config_flags",
+    "add_flag",
+    "flag_name",
+    "read_class",
+    "read_config",
+    "variable_name",
+]

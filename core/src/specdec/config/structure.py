@@ -1,0 +1,269 @@
+"""Plain values (from TOML, YAML, JSON or keyword arguments) -> attrs classes, strictly, with errors that name paths.
+
+cattrs builds the objects; unknown keys are refused and nothing is coerced: '7' is no integer and neither is True. The
+same function serves the configuration classes of plugins.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import attrs
+import cattrs
+from cattrs.errors import (
+    AttributeValidationNote,
+    ClassValidationError,
+    ForbiddenExtraKeysError,
+    IterableValidationError,
+    IterableValidationNote,
+)
+from cattrs.gen import make_dict_structure_fn
+
+from specdec.config.introspect import field_types, unwrap_optional
+from specdec.config.problems import (
+    InvalidValueError,
+    MissingSettingError,
+    SeveralProblemsError,
+    UnknownSettingError,
+    join,
+)
+from specdec.config.schema import SpeculativeConfig
+from specdec.config.sizes import ALLOWED as SIZE_ALLOWED
+from specdec.config.sizes import is_size, parse_size
+from specdec.config.validators import choice, find_check, hint_for
+from specdec.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class _NotAllowed(Exception):
+    """A value has the wrong type; ``allowed`` says what would be right."""
+
+    def __init__(self, allowed: str) -> None:
+        super().__init__(allowed)
+        self.allowed = allowed
+
+
+def structure(cls: type[T], data: Mapping[str, Any], section: str = "", origins: Mapping[str, str] | None = None) -> T:
+    """Build an instance of an attrs class from plain values.
+
+    Args:
+        cls: the configuration class.
+        data: its values by field name; nested classes are nested mappings.
+        section: dotted path of the class, put before the paths in messages, for example ``speculative``.
+        origins: where values came from, by dotted path; shown in messages.
+
+    Raises:
+        ConfigError: unknown keys and refused values, with path, value and what is allowed. Several
+            wrong types or keys are reported together; rules about values come one at a time.
+    """
+    try:
+        return _converter().structure(data, cls)
+    except (ClassValidationError, ConfigError, _NotAllowed, TypeError, ValueError) as error:
+        problems = [_placed(problem, origins or {}) for problem in _problems(error, cls, data, section)]
+    raise problems[0] if len(problems) == 1 else SeveralProblemsError(problems)
+
+
+# --- the converter ------------------------------------------------------------------------------
+
+
+@cache
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
+    for kind, hook in ((bool, _bool), (int, _int), (float, _float), (str, _str)):
+        converter.register_structure_hook(kind, hook)
+    converter.register_structure_hook_func(is_size, _size)
+    converter.register_structure_hook_func(_is_any, lambda value, _: value)
+    converter.register_structure_hook_func(_is_literal, _literal)
+    converter.register_structure_hook_factory(_is_collection, lambda kind: _collection_hook(kind, converter))
+    converter.register_structure_hook_factory(attrs.has, lambda cls: _class_hook(cls, converter))
+    return converter
+
+
+def _int(value: Any, _: Any) -> int:
+    if isinstance(value, bool | str | float):
+        raise _NotAllowed("an integer")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise _NotAllowed("an integer") from None
+
+
+def _float(value: Any, _: Any) -> float:
+    if isinstance(value, bool | str) or not hasattr(type(value), "__float__"):
+        raise _NotAllowed("a number")
+    return float(value)
+
+
+def _bool(value: Any, _: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _NotAllowed("true or false")
+    return value
+
+
+def _str(value: Any, _: Any) -> str:
+    if not isinstance(value, str):
+        raise _NotAllowed("a string")
+    return value
+
+
+def _size(value: Any, _: Any) -> int | str:
+    try:
+        parse_size(value)
+    except ValueError:
+        raise _NotAllowed(SIZE_ALLOWED) from None
+    return value
+
+
+def _literal(value: Any, kind: Any) -> Any:
+    # type(value) too: 1 == True
+    if not any(value == name and type(value) is type(name) for name in get_args(kind)):
+        raise _NotAllowed(choice(*map(str, get_args(kind))).allowed)
+    return value
+
+
+def _is_any(kind: Any) -> bool:
+    return kind is Any
+
+
+def _is_literal(kind: Any) -> bool:
+    return get_origin(kind) is Literal
+
+
+def _is_collection(kind: Any) -> bool:
+    return get_origin(kind) in (list, tuple, set, frozenset, dict)
+
+
+def _collection_hook(kind: Any, converter: cattrs.Converter) -> Any:
+    """A string is a sequence too, and cattrs would take it apart; and a list is no table."""
+    origin, arguments = get_origin(kind), get_args(kind)
+
+    def table(value: Any, _: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise _NotAllowed("a table")
+        return {key: converter.structure(item, arguments[1]) for key, item in value.items()}
+
+    def sequence(value: Any, _: Any) -> Any:
+        if not isinstance(value, list | tuple | set | frozenset):
+            raise _NotAllowed("a list")
+        if origin is tuple and len(arguments) > 1 and arguments[1] is not Ellipsis:
+            if len(value) != len(arguments):
+                raise _NotAllowed(f"a list of {len(arguments)}")
+            return tuple(converter.structure(item, of) for item, of in zip(value, arguments, strict=True))
+        return origin(converter.structure(item, arguments[0]) for item in value)
+
+    return table if origin is dict else sequence
+
+
+def _class_hook(cls: type, converter: cattrs.Converter) -> Any:
+    build: Any = make_dict_structure_fn(
+        cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True
+    )
+
+    def hook(value: Any, _: Any) -> Any:
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise _NotAllowed("a table")
+        return build(_gather_options(value) if cls is SpeculativeConfig else value, cls)
+
+    return hook
+
+
+def _gather_options(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of ``speculative`` that are not the core's own belong to the method."""
+    own = {attribute.name for attribute in attrs.fields(SpeculativeConfig)} - {"options"}
+    if "options" in value:
+        raise InvalidValueError(
+            "speculative.options",
+            value["options"],
+            "left out",
+            hint="Write the method's options beside 'method', not in a table of their own.",
+        )
+    options = {str(key): item for key, item in value.items() if key not in own}
+    return {**{key: item for key, item in value.items() if key in own}, "options": options}
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+def _problems(error: Exception, cls: Any, data: Any, path: str) -> Iterator[ConfigError]:
+    """Take an error of cattrs apart into one `ConfigError` for each setting."""
+    if isinstance(error, ClassValidationError):
+        for inner in error.exceptions:
+            yield from _class_problems(inner, cls, data, path)
+    elif isinstance(error, IterableValidationError):
+        for inner in error.exceptions:
+            note = _note(inner, IterableValidationNote)
+            yield from _problems(inner, None, data, f"{path}[{note.index}]" if note else path)
+    elif isinstance(error, ConfigError):
+        yield error
+    else:
+        allowed = error.allowed if isinstance(error, _NotAllowed) else f"something else ({error})"
+        yield InvalidValueError(path or "configuration", data, allowed)
+
+
+def _class_problems(error: Exception, cls: Any, data: Any, path: str) -> Iterator[ConfigError]:
+    note = _note(error, AttributeValidationNote)
+    known = [attribute.name for attribute in attrs.fields(cls) if attribute.name != "options"]
+    if isinstance(error, ForbiddenExtraKeysError):
+        for key in sorted(map(str, error.extra_fields)):
+            yield UnknownSettingError(join(path, key), known)
+    elif note is None:
+        yield _from_validator(error, cls, data, path)
+    elif isinstance(error, KeyError):
+        yield MissingSettingError(join(path, note.name), f"Set {note.name!r} in the configuration.")
+    else:
+        yield from _field_problems(error, cls, data, join(path, note.name), note.name)
+
+
+def _field_problems(error: Exception, cls: Any, data: Any, path: str, name: str) -> Iterator[ConfigError]:
+    """An error while one field was built: the field's own validator knows best what is allowed."""
+    value = data[name] if isinstance(data, Mapping) else data
+    check = find_check(attrs.fields_dict(cls)[name].validator)
+    if isinstance(error, _NotAllowed):
+        allowed = check.allowed if check else error.allowed
+        yield InvalidValueError(path, value, allowed, hint=hint_for(value, check))
+    else:
+        inner, _ = unwrap_optional(field_types(cls)[name])
+        yield from _problems(error, inner, value, path)
+
+
+def _from_validator(error: Exception, cls: Any, data: Any, path: str) -> ConfigError:
+    """An error raised while the object was made: by our validators, by attrs' own, or by a cross-field rule."""
+    if isinstance(error, InvalidValueError | UnknownSettingError):
+        return error.moved(_prefixed(path, error.path or ""), error.origin)
+    if isinstance(error, ConfigError):
+        return error
+    # attrs' validators put the attribute into the arguments of the error, or quote its name first
+    name = next((argument.name for argument in error.args if isinstance(argument, attrs.Attribute)), None)
+    text = str(error.args[0]) if error.args else type(error).__name__
+    if name is None:
+        name = next((a.name for a in attrs.fields(cls) if text.startswith(f"'{a.name}'")), None)
+    if name is None:
+        return ConfigError(f"{path}: {text}" if path else text, path=path or None)
+    allowed = re.search(r"must be (.*?)(?:: [^:]*| \(got .*)?$", text)
+    if allowed is None:
+        return ConfigError(f"{join(path, name)}: {text}", path=join(path, name))
+    value = data.get(name) if isinstance(data, Mapping) else None
+    return InvalidValueError(join(path, name), value, allowed[1])
+
+
+def _prefixed(section: str, path: str) -> str:
+    return path if not section or path == section or path.startswith(f"{section}.") else join(section, path)
+
+
+def _placed(problem: ConfigError, origins: Mapping[str, str]) -> ConfigError:
+    """Add to a problem where its value came from."""
+    if isinstance(problem, InvalidValueError | UnknownSettingError) and problem.path:
+        origin = origins.get(problem.path.partition("[")[0])
+        return problem.moved(problem.path, origin) if origin else problem
+    return problem
+
+
+def _note(error: BaseException, kind: type[T]) -> T | None:
+    return next((note for note in getattr(error, "__notes__", ()) if isinstance(note, kind)), None)

@@ -1,0 +1,98 @@
+"""Text from the command line or an environment variable -> the value its setting's type asks for."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from specdec.config.introspect import unwrap_optional
+from specdec.config.problems import InvalidValueError
+from specdec.config.sizes import is_size
+
+_TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
+
+
+def parse_text(annotation: Any, text: str, path: str, origin: str) -> Any:
+    """Parse the text of one setting.
+
+    Args:
+        annotation: the field's type. Lists are written ``a,b``; tables as JSON objects; ``none`` unsets a setting that
+            may be None.
+        text: what was typed.
+        path: dotted path, for the message.
+        origin: the option or variable, for the message.
+
+    Raises:
+        InvalidValueError: the text is not of that type.
+    """
+    kind, optional = unwrap_optional(annotation)
+    if optional and text.strip().lower() in ("none", "null"):
+        return None
+    try:
+        return _parser(kind)(text)
+    except (ValueError, TypeError) as error:
+        raise InvalidValueError(path, text, str(error), origin=origin) from None
+
+
+def parse_untyped(text: str) -> Any:
+    """Parse the value of an option whose type is not known here: JSON when it is JSON, otherwise the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False}.get(text, text)
+
+
+def _parser(kind: Any) -> Callable[[str], Any]:
+    simple: dict[Any, Callable[[str], Any]] = {int: _int, float: _float, bool: _bool, str: str}
+    if kind in simple:
+        return simple[kind]
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal or is_size(kind):
+        return str
+    if origin in (list, tuple, set, frozenset):
+        item = _parser(arguments[0])
+        return lambda text: [item(part.strip()) for part in text.split(",") if part.strip()]
+    if origin is dict or attrs.has(kind):
+        return parse_object
+    return parse_untyped
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        ValueError: not JSON, or not an object; the text is the end of "must be ...".
+    """
+    example = 'a JSON object such as \'{"method": "ngram", "num_speculative_tokens": 4}\''
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{example} ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(example)
+    return value
+
+
+def _int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("an integer") from None
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("a number") from None
+
+
+def _bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE | _FALSE:
+        return word in _TRUE
+    raise ValueError("true or false")

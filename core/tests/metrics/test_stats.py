@@ -1,0 +1,146 @@
+"""Sums of step statistics: right, finite, cheap."""
+
+import json
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.metrics import EngineStats, SpecCounter, StatsAccumulator, StepStats
+from specdec.types import SpecStats
+
+drafts = st.lists(
+    st.integers(0, 8).flatmap(lambda drafted: st.tuples(st.just(drafted), st.integers(0, drafted))), max_size=30
+)
+
+
+def finite(stats):
+    return all(math.isfinite(value) for value in stats.as_dict().values() if isinstance(value, float))
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        EngineStats(),
+        StatsAccumulator().engine_stats(),
+        EngineStats(num_steps=5, num_generated_tokens=5, total_blocks=4, free_blocks=4),
+        EngineStats(num_drafts=1),
+    ],
+)
+def test_nothing_divides_by_zero(stats):
+    assert finite(stats)
+    assert stats.acceptance_rate == 0.0
+    assert stats.mean_acceptance_length == 1.0
+    assert stats.kv_usage == 0.0
+    assert StepStats().spec.acceptance_rate == 0.0
+    json.dumps(stats.as_dict(), allow_nan=False)
+
+
+@given(drafts)
+def test_counting_one_by_one_equals_counting_a_batch(pairs):
+    single, batch = SpecCounter(), SpecCounter()
+    for drafted, accepted in pairs:
+        single.count(drafted, accepted)
+    batch.count_batch([d for d, _ in pairs], [a for _, a in pairs])
+    assert single.snapshot() == batch.snapshot()
+
+
+@given(drafts)
+def test_invariants_of_counts(pairs):
+    """Known fault 74 and invariant I9: parts sum to the whole, and later positions are accepted no more often."""
+    counter = SpecCounter()
+    counter.count_batch([d for d, _ in pairs], [a for _, a in pairs])
+    stats = counter.snapshot()
+    assert stats.num_drafts == sum(d > 0 for d, _ in pairs)
+    assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens == sum(a for _, a in pairs)
+    assert sum(stats.num_draft_tokens_per_pos) == stats.num_draft_tokens == sum(d for d, _ in pairs)
+    assert list(stats.num_accepted_tokens_per_pos) == sorted(stats.num_accepted_tokens_per_pos, reverse=True)
+    per_position = zip(stats.num_accepted_tokens_per_pos, stats.num_draft_tokens_per_pos, strict=True)
+    assert all(a <= d for a, d in per_position)
+    assert 0.0 <= stats.acceptance_rate <= 1.0
+    assert all(0.0 <= rate <= 1.0 for rate in stats.acceptance_rate_per_pos)
+
+
+def test_acceptance_length_includes_the_bonus_token():
+    counter = SpecCounter()
+    counter.count(4, 4)
+    counter.count(4, 0)
+    assert counter.snapshot().mean_acceptance_length == 3.0
+    assert counter.snapshot().acceptance_rate_per_pos == (0.5, 0.5, 0.5, 0.5)
+
+
+def make_step(drafted=(2, 1), accepted=(1, 0)):
+    return StepStats(
+        num_requests=2,
+        num_tokens=5,
+        num_generated_tokens=3,
+        num_drafts=2,
+        num_draft_tokens_per_pos=drafted,
+        num_accepted_tokens_per_pos=accepted,
+        propose_seconds=0.001,
+        target_seconds=0.01,
+        verify_seconds=0.002,
+        rest_seconds=0.003,
+        num_preemptions=1,
+        num_running=2,
+        kv_usage=0.25,
+    )
+
+
+def test_steps_are_summed():
+    total = StatsAccumulator()
+    total.add(make_step())
+    total.add(make_step((2, 1, 1), (2, 1, 1)))
+    total.add(StepStats(num_requests=1, num_tokens=9, num_prompt_tokens=9, num_cached_tokens=16))
+    stats = total.engine_stats(free_blocks=3, total_blocks=4, num_proposer_faults=2, speculation_disabled=True)
+    assert (stats.num_steps, stats.num_generated_tokens, stats.num_preemptions) == (3, 6, 2)
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (9, 16)
+    assert stats.num_draft_tokens_per_pos == (4, 2, 1)
+    assert stats.num_accepted_tokens_per_pos == (3, 1, 1)
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (4, 7, 5)
+    assert stats.step_seconds == pytest.approx(0.032)
+    assert stats.kv_usage == 0.25
+    assert stats.num_proposer_faults == 2
+    assert stats.speculation_disabled
+    assert stats.spec == SpecStats(
+        num_drafts=4,
+        num_draft_tokens=7,
+        num_accepted_tokens=5,
+        num_accepted_tokens_per_pos=(3, 1, 1),
+        num_draft_tokens_per_pos=(4, 2, 1),
+    )
+
+
+def test_a_step_shows_its_speculation():
+    spec = make_step().spec
+    assert (spec.num_drafts, spec.num_draft_tokens, spec.num_accepted_tokens) == (2, 3, 1)
+    assert spec.mean_acceptance_length == 1.5
+    assert spec.target_seconds == 0.01
+
+
+def test_differences_between_two_moments():
+    total = StatsAccumulator()
+    total.add(make_step((2,), (1,)))
+    earlier = total.engine_stats(free_blocks=9, total_blocks=10)
+    total.add(make_step())
+    later = total.engine_stats(free_blocks=4, total_blocks=10)
+    between = later.since(earlier)
+    assert between.num_steps == 1
+    assert between.num_draft_tokens_per_pos == (2, 1)
+    assert (between.free_blocks, between.total_blocks) == (4, 10)
+    assert earlier.since(earlier).mean_acceptance_length == 1.0
+
+
+def test_adding_a_step_is_cheap():
+    """Under 10 microseconds a step; the best of several runs, because the machine may be busy."""
+    step = make_step((64, 60, 50, 40, 30), (50, 40, 30, 20, 10))
+    best = math.inf
+    for _ in range(20):
+        total = StatsAccumulator()
+        begin = time.perf_counter()
+        for _ in range(200):
+            total.add(step)
+        best = min(best, (time.perf_counter() - begin) / 200)
+    assert best < 10e-6

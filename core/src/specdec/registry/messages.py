@@ -95,9 +95,9 @@ def _a(label: str) -> str:
 def blocked(entry: PluginEntry) -> PluginBlockedError:
     """A setting or a variable shuts the plugin out."""
     setting = entry.detail.rpartition(" ")[2]
-    remedy = "Add it there" if entry.detail.startswith("not in") else "Take it out there"
+    remedy = "Add it there to use it" if entry.detail.startswith("not") else "Take it out there to use it"
     return PluginBlockedError(
-        f"The {describe(entry)} is installed but may not be loaded: {entry.detail}. {remedy} to use it.",
+        f"The {describe(entry)} is installed but may not be loaded: it is {entry.detail}. {remedy}.",
         kind=entry.kind,
         name=entry.name,
         distribution=entry.distribution,

@@ -12,7 +12,7 @@ from specdec.config.schema import SpeculativeConfig
 from specdec.config.structure import structure
 from specdec.errors import ConfigError
 from specdec.registry.catalogue import KINDS
-from specdec.registry.messages import contract
+from specdec.registry.messages import contract, describe
 from specdec.registry.policy import PluginEntry
 
 
@@ -25,29 +25,32 @@ def build_options(entry: PluginEntry, cls: type | None, options: Mapping[str, An
     """
     section = KINDS[entry.kind].options if entry.kind else ""
     if cls is None:
-        unknown = [_unknown(join(section, key), section, ()) for key in options]
-        if unknown:
-            raise unknown[0] if len(unknown) == 1 else SeveralProblemsError(unknown)
+        problems = [_unknown(entry, join(section, key), section, ()) for key in options]
+        if problems:
+            raise problems[0] if len(problems) == 1 else SeveralProblemsError(problems)
         return {}
     if not attrs.has(cls):
         raise contract(entry, f"config_class returned {cls!r}, which is not an attrs class.")
     try:
         return structure(cls, options, section)
     except ConfigError as error:
-        raise _completed(error, section) from error.__cause__
+        raise _completed(entry, error, section) from error.__cause__
 
 
-def _completed(error: ConfigError, section: str) -> ConfigError:
-    """Beside a method's own keys, the core's keys of the section are valid too, and may be what was meant."""
+def _completed(entry: PluginEntry, error: ConfigError, section: str) -> ConfigError:
     if isinstance(error, SeveralProblemsError):
-        return SeveralProblemsError([_completed(problem, section) for problem in error.problems])
+        return SeveralProblemsError([_completed(entry, problem, section) for problem in error.problems])
     if isinstance(error, UnknownSettingError) and error.path is not None:
-        return _unknown(error.path, section, error.known)
+        return _unknown(entry, error.path, section, error.known)
     return error
 
 
-def _unknown(path: str, section: str, known: tuple[str, ...]) -> UnknownSettingError:
-    if section == SpeculativeConfig.SECTION:
-        own = tuple(field.name for field in attrs.fields(SpeculativeConfig) if field.name != "options")
-        known = (*known, *own)
-    return UnknownSettingError(path, known)
+def _unknown(entry: PluginEntry, path: str, section: str, known: tuple[str, ...]) -> ConfigError:
+    """An unknown key. Beside a method's own keys the core's keys of the section are valid, and may be what was meant."""
+    if section != SpeculativeConfig.SECTION:
+        return UnknownSettingError(path, known)
+    core_keys = tuple(field.name for field in attrs.fields(SpeculativeConfig) if field.name != "options")
+    key = path.removeprefix(f"{section}.")
+    if key in core_keys:
+        return ConfigError(f"{path} is set, but the {describe(entry)} has no use for it: leave it out.", path=path)
+    return UnknownSettingError(path, (*known, *core_keys))

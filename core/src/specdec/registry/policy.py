@@ -120,7 +120,7 @@ def _status(found: Found, rivals: list[Found], policy: Policy) -> tuple[Status, 
     if found.problem:
         return "broken", found.problem
     if setting is not None:
-        return "blocked", f"by {setting}" if setting in dict(policy.block) else f"not in {setting}"
+        return "blocked", f"named in {setting}" if setting in dict(policy.block) else f"not named in {setting}"
     if rivals:
         chosen = preferred(rivals, policy)
         if chosen is None:

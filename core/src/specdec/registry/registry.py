@@ -111,6 +111,10 @@ class Registry:
         """
         return self.load(kind, name).build(hook, **arguments)
 
+    def describe(self, kind: str, name: str) -> str:
+        """A plugin with its distribution and version, for logs: "proposer 'ngram' of specdec-ngram 0.1.0"."""
+        return messages.describe(self.select(kind, name))
+
     # --- configuration ----------------------------------------------------------------------------
 
     def plugin_config(self, kind: str, name: str, options: Mapping[str, Any]) -> Any:

@@ -181,4 +181,3 @@ def _per_prompt(name: str, value: Any, count: int) -> list[Any]:
     if len(value) != count:
         raise InvalidRequestError(f"{name} has {len(value)} entries for {count} prompts; give one, or one for each")
     return list(value)
-

@@ -118,7 +118,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
 
 
 def _select_method(config: EngineConfig, registry: Registry) -> tuple[str | None, Any]:
-    """The proposer's name and its validated options; found out before the model is loaded, so that a typo costs nothing."""
+    """The proposer's name and its validated options, before the model is loaded, so that a typo costs nothing."""
     if config.speculative is None:
         return None, None
     method = config.speculative.method
@@ -168,12 +168,11 @@ def _max_model_len(config: EngineConfig, target: TargetModel, num_blocks: int) -
     wanted = config.max_model_len or limit
     if fits >= wanted:
         return wanted
-    per_token = target.kv_bytes_per_token()
+    needed = _size((wanted + config.block_size) * target.kv_bytes_per_token())
     if config.max_model_len is not None or fits < 2:
         raise CapacityError(
             f"kv_cache_memory {config.kv_cache_memory!r} holds {max(fits, 0)} tokens, too few for one request of "
-            f"max_model_len {wanted}: raise kv_cache_memory to {_size(wanted * per_token + config.block_size * per_token)} "
-            "or lower max_model_len"
+            f"max_model_len {wanted}: raise kv_cache_memory to {needed} or lower max_model_len"
         )
     logger.warning(
         "max_model_len is lowered from the model's %d to the %d tokens that kv_cache_memory %r holds",
@@ -217,14 +216,13 @@ def _drafting(config: EngineConfig, context: EngineContext, proposer: Proposer, 
     )
 
 
-def _summary(
-    config: EngineConfig, context: EngineContext, backend: str, proposer: str | None, num_blocks: int
-) -> str:
+def _summary(config: EngineConfig, context: EngineContext, backend: str, proposer: str | None, num_blocks: int) -> str:
     """One line that says what runs, and whether speculation is on and how."""
     speculation = (
         f"on: {proposer}, k={context.num_speculative_tokens}, verifier {config.verifier}" if proposer else "off"
     )
     return (
         f"model {config.model} ({context.dtype}, {context.device}), attention {backend}, "
-        f"{num_blocks} KV blocks of {config.block_size}, max_model_len {context.max_model_len}; speculation {speculation}"
+        f"{num_blocks} KV blocks of {config.block_size}, max_model_len {context.max_model_len}; "
+        f"speculation {speculation}"
     )

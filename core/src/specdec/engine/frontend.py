@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from specdec.sampling.params import SamplingParams
 
 
-def speculative_settings(
-    settings: Mapping[str, Any] | None, proposer: Proposer | None
-) -> Mapping[str, Any] | None:
+def speculative_settings(settings: Mapping[str, Any] | None, proposer: Proposer | None) -> Mapping[str, Any] | None:
     """The ``speculative`` section of an engine that may be handed its proposer as an object, named after its class."""
     if proposer is None:
         return settings

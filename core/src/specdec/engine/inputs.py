@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specdec.config import EngineConfig
     from specdec.types import TargetInfo
 
+
 class InputProcessor:
     """Checks and tokenises prompts; hands out seeds and the order of arrival."""
 
@@ -60,7 +61,9 @@ class InputProcessor:
         requests = []
         for index in range(params.n):
             name = request_id if params.n == 1 else f"{request_id}#{index}"
-            requests.append(self._request(name, token_ids, params, child_seed(seed, index), max_tokens, priority, index))
+            requests.append(
+                self._request(name, token_ids, params, child_seed(seed, index), max_tokens, priority, index)
+            )
         return RequestGroup(request_id, text, requests, self._lossless)
 
     def _request(
@@ -127,7 +130,8 @@ class InputProcessor:
         if low < 0 or high >= self._info.vocab_size:
             bad = low if low < 0 else high
             raise InvalidRequestError(
-                f"prompt token id {bad} is outside the vocabulary 0..{self._info.vocab_size - 1} of {self._info.model!r}"
+                f"prompt token id {bad} is outside the vocabulary 0..{self._info.vocab_size - 1} "
+                f"of {self._info.model!r}"
             )
         if len(token_ids) >= self._max_model_len:
             raise InvalidRequestError(
@@ -149,4 +153,3 @@ def _as_ids(value: Any) -> np.ndarray:
             f"a prompt is a string or a flat list of integer token ids, not {type(value).__name__} of {ids.dtype}"
         )
     return ids.astype(np.int64)
-

@@ -1,8 +1,8 @@
 """Which blocks of the paged KV cache belong to whom, and which of them can be shared as cached prefixes.
 
-A block is free, used by one or more requests, or both free and cached: a cached block keeps its content after its last
-user ends, until it is handed out again. Free blocks are handed out in the order in which they were freed, so cached content
-lives as long as it can. Invariant: free + used = total at all times.
+A block is free, used by one or more requests, or both free and cached: a cached block keeps its content after its
+last user ends, until it is handed out again. Free blocks are handed out in the order in which they were freed, so that
+cached content lives as long as it can. Invariant: free + used = total at all times.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class ScheduledRequest:
     """Positions to compute in this step, draft tokens included."""
     draft: RequestDraft
     samples: bool
-    """Whether the step reaches the request's last token, so that it emits tokens; False for all prefill chunks but the last."""
+    """Whether the step reaches the request's last token, so that it emits tokens; all prefill chunks but the last do not."""
 
 
 @frozen(eq=False)

@@ -72,8 +72,8 @@ class Timings:
 class Request:
     """One sequence: prompt, output so far, and its state in scheduler and KV cache.
 
-    ``token_ids`` holds prompt and committed output in one buffer. ``num_computed_tokens`` counts positions whose K/V is in
-    the cache; between steps a decoding request has ``num_computed_tokens == num_tokens - 1``.
+    ``token_ids`` holds prompt and committed output in one buffer. ``num_computed_tokens`` counts positions whose K/V is
+    in the cache; between steps a decoding request has ``num_computed_tokens == num_tokens - 1``.
     """
 
     def __init__(

@@ -118,7 +118,7 @@ class Scheduler:
         return request
 
     def _admit(self, scheduled: list[ScheduledRequest], budget: int) -> int:
-        """Start waiting requests while budget, rows and blocks last; return how many tokens came from cached prefixes."""
+        """Start waiting requests while budget, rows and blocks last; return how many tokens cached prefixes gave."""
         num_cached = 0
         while self.waiting and budget > 0 and self._free_rows:
             request = self.waiting[0]
@@ -146,4 +146,3 @@ class Scheduler:
         if request.batch_row >= 0:
             self._free_rows.append(request.batch_row)
             request.batch_row = -1
-

@@ -1,0 +1,1 @@
+"""The stages of a step around the model: batch, verification, commit, drafting."""

@@ -1,6 +1,6 @@
 """From a plan to the tensors of one step.
 
-Packed layout of a step with a prefill chunk (request 0), a decoding request with two draft tokens (1) and a plain one (2)::
+Packed layout of a step with a prefill chunk (request 0), a request with two draft tokens (1) and a plain one (2)::
 
     input_ids        p0 p1 p2 p3 | a  x1 x2 | a
     query_start_loc  0             4          7   8
@@ -112,9 +112,7 @@ class BatchBuilder:
             max_seq_len=max_seq_len,
             parents=None if parents is None else self._tensor(parents),
         )
-        return StepBatch(
-            packed, scheduled, sampling, sampling_rows, layout, self._draft(sampling), tuple(prompt_rows)
-        )
+        return StepBatch(packed, scheduled, sampling, sampling_rows, layout, self._draft(sampling), tuple(prompt_rows))
 
     def _update_block_table(self, request: Request) -> int:
         """Copy the request's new block ids into its row; return the row. A preempted request starts a new row."""

@@ -1,7 +1,7 @@
 """Applies a verdict: the only place where tokens become part of a request.
 
-Each request's run of tokens is looked at token by token, as if the tokens had come from separate steps: stops and limits
-cut it, and what is cut never existed for text, log-probabilities, prefix cache or statistics.
+Each request's run of tokens is looked at token by token, as if they had come from separate steps: stops and limits cut
+it, and what is cut never existed for text, log-probabilities, prefix cache or statistics.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ class Committer:
         self._logprobs = logprobs
         self._slots = slots
 
-    def commit(
-        self, step: StepBatch, target: TargetOutput, processed: torch.Tensor, verdict: Verdict
-    ) -> Committed:
+    def commit(self, step: StepBatch, target: TargetOutput, processed: torch.Tensor, verdict: Verdict) -> Committed:
         """Advance the step's requests. A finished request keeps its blocks until the engine releases them.
 
         Args:
@@ -139,8 +137,8 @@ class Committer:
 def _compact_accepted_paths(step: StepBatch, accepted_nodes: torch.Tensor, cache: KVCache) -> None:
     """Move the K/V of accepted tree paths to where a chain would have written it.
 
-    Node j of a request sits in the slot of its packed index; the i-th accepted node belongs i slots after the anchor. Nodes
-    come after their parents, so a gather followed by a scatter is safe (algorithms: KV compaction).
+    Node j of a request sits in the slot of its packed index; the i-th accepted node belongs i slots after the anchor.
+    All sources are read before the first goal is written.
     """
     nodes = accepted_nodes.to(torch.int64)
     request, depth = (nodes >= 0).nonzero(as_tuple=True)

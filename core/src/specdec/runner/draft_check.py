@@ -32,7 +32,9 @@ def split_draft(
             f"num_draft_tokens {counts.tolist()} must lie between 0 and max_draft_tokens {max_draft_tokens.tolist()}"
         )
     if int(counts.sum()) != len(tokens):
-        raise PluginContractError(f"num_draft_tokens sums to {int(counts.sum())}, but there are {len(tokens)} token_ids")
+        raise PluginContractError(
+            f"num_draft_tokens sums to {int(counts.sum())}, but there are {len(tokens)} token_ids"
+        )
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
         raise PluginContractError(
             f"token_ids from {int(tokens.min())} to {int(tokens.max())} leave the vocabulary 0..{vocab_size - 1}"

@@ -1,8 +1,8 @@
 """Runs the proposer once per step and contains its faults.
 
 A proposer that raises, breaks the contract or exceeds its time budget costs that step its speculation. After
-``max_faults`` faults in a row it is switched off for this engine: the cause is logged once with the plugin's distribution
-and version, and requests go on without speculation.
+``max_faults`` faults in a row it is switched off for this engine: the cause is logged once with the plugin's
+distribution and version, and requests go on without speculation.
 """
 
 from __future__ import annotations
@@ -112,9 +112,7 @@ class Drafting:
         draft = self.proposer.propose(batch)
         seconds = time.perf_counter() - begin
         if self._time_budget and seconds > self._time_budget:
-            raise ProposerError(
-                f"propose() took {seconds:.3f} s; proposer_time_budget is {self._time_budget:g} s"
-            )
+            raise ProposerError(f"propose() took {seconds:.3f} s; proposer_time_budget is {self._time_budget:g} s")
         drafts = split_draft(draft, limits, self._vocab_size, self.proposer.capabilities)
         self._faults_in_a_row = 0
         return drafts

@@ -1,0 +1,75 @@
+"""Prompts, proposers and types that the invariant tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from specdec import LLM, RequestOutput
+from specdec.drafting import Proposer
+from specdec.registry import Registry
+from specdec.testing import GappyProposer, OracleProposer, RandomProposer, SelfProposer, WrongProposer
+
+VOCAB = 128
+MAX_LEN = 256
+
+PROMPTS = [
+    [7] * 24,
+    [*range(20, 40), *range(20, 40), *range(20, 30)],
+    [5, 9, 5, 9, 5, 9, 11],
+    [3],
+    [int(t) for t in torch.randint(2, VOCAB, (70,), generator=torch.Generator().manual_seed(1))],
+    [17, 18],
+    [int(t) for t in torch.randint(2, 12, (45,), generator=torch.Generator().manual_seed(2))],
+    [100, 101, 102, 103] * 8,
+]
+"""Repetition, a copied run, one token, random text of several lengths (past one block and one chunk)."""
+
+
+Start = Callable[..., LLM]
+Baseline = Callable[..., list[RequestOutput]]
+Runs = Callable[..., list[list[int]]]
+Speculation = Callable[[int], dict[str, Any]]
+
+
+def oracle(runs: Runs, right: int | None = None, prompts: list[list[int]] | None = None) -> OracleProposer:
+    return OracleProposer(runs(prompts or PROMPTS), vocab_size=VOCAB, right=right)
+
+
+def proposer_named(name: str, model: str, runs: Runs) -> Proposer:
+    """A proposer by the name used in the tests' parameters."""
+    made: dict[str, Callable[[], Proposer]] = {
+        "self": lambda: SelfProposer(model),
+        "oracle": lambda: oracle(runs),
+        "oracle_0": lambda: oracle(runs, 0),
+        "oracle_1": lambda: oracle(runs, 1),
+        "oracle_2": lambda: oracle(runs, 2),
+        "wrong": lambda: WrongProposer(1),
+        "random": lambda: RandomProposer(vocab_size=VOCAB),
+        "gappy": lambda: GappyProposer(oracle(runs)),
+    }
+    return made[name]()
+
+
+OBJECTS = ("self", "oracle", "oracle_0", "oracle_1", "oracle_2", "wrong", "random", "gappy")
+
+
+def installed(kind: str) -> list[str]:
+    """Names of the installed plugins of a kind that can be loaded."""
+    return [entry.name for entry in Registry().entries() if entry.kind == kind and entry.status == "ok"]
+
+
+METHODS = installed("proposer")
+BACKENDS = installed("attention_backend")
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    """Token ids of every choice."""
+    return [choice.token_ids for output in outputs for choice in output.outputs]
+
+
+def reasons(outputs: list[RequestOutput]) -> list[tuple[str | None, int | str | None]]:
+    """Why every choice ended."""
+    return [(choice.finish_reason, choice.stop_reason) for output in outputs for choice in output.outputs]

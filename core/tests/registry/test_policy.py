@@ -177,3 +177,12 @@ def test_a_plugin_for_another_core_is_refused_with_both_versions(toys: Toys, ran
 def test_a_plugin_without_a_range_for_the_core_loads(toys: Toys) -> None:
     toys.proposer("toy-loose", "loose", requires=())
     assert statuses(Registry()) == {"loose": "ok"}
+
+
+def test_a_list_that_came_from_a_variable_is_named_after_it(toys: Toys, caplog: pytest.LogCaptureFixture) -> None:
+    """The configuration reads the same variables, so the list arrives twice."""
+    toys.proposer("toy-shut", "shut")
+    registry = _registry({"SPECDEC_PLUGINS_BLOCK": "shut,odd"}, block=("shut", "odd"))
+    with caplog.at_level(logging.WARNING), pytest.raises(PluginBlockedError, match="named in SPECDEC_PLUGINS_BLOCK"):
+        registry.select("proposer", "shut")
+    assert len(caplog.records) == 1

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def stat_logger(engine: EngineContext) -> StatLogger:
-    """Build the logger that writes to Python's logging."""
+    """Build the logger that writes to Python's logging, as often as ``log_stats_interval`` says."""
     from specdec.metrics.loggers import LoggingStatLogger
 
     return LoggingStatLogger(engine.settings["log_stats_interval"])

@@ -49,7 +49,7 @@ def not_found(kind: str, name: str, entries: Sequence[PluginEntry]) -> PluginNot
         close = difflib.get_close_matches(name, [*installed, *known], n=1)
         suggestion = close[0] if close else None
         install = known.get(suggestion or "") if suggestion not in installed else None
-        text = f"No {label} named {name!r}." + _did_you_mean(suggestion, install)
+        text = f"No {label} named {name!r}." + did_you_mean(suggestion, install)
     broken = "".join(
         f" {entry.distribution} {entry.version} is installed but broken: {entry.detail}."
         for entry in entries
@@ -65,7 +65,8 @@ def not_found(kind: str, name: str, entries: Sequence[PluginEntry]) -> PluginNot
     )
 
 
-def _did_you_mean(suggestion: str | None, install: str | None) -> str:
+def did_you_mean(suggestion: str | None, install: str | None) -> str:
+    """" Did you mean 'eagle' (not installed: pip install specdec-eagle)?"; empty without a suggestion."""
     if suggestion is None:
         return ""
     return f" Did you mean {suggestion!r}" + (f" (not installed: pip install {install})?" if install else "?")

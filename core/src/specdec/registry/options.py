@@ -46,7 +46,7 @@ def _completed(entry: PluginEntry, error: ConfigError, section: str) -> ConfigEr
 
 
 def _unknown(entry: PluginEntry, path: str, section: str, known: tuple[str, ...]) -> ConfigError:
-    """An unknown key. Beside a method's own keys the core's keys of the section are valid, and may be what was meant."""
+    """An unknown key; the core's own keys of the section are valid beside the method's, and may be what was meant."""
     if section != SpeculativeConfig.SECTION:
         return UnknownSettingError(path, known)
     core_keys = tuple(field.name for field in attrs.fields(SpeculativeConfig) if field.name != "options")

@@ -56,17 +56,24 @@ class Policy:
 
     @classmethod
     def from_settings(cls, plugins: PluginsConfig | None, environ: Mapping[str, str]) -> Policy:
-        """Join the ``plugins`` section with the environment variables; each can only restrict further."""
-        allow, block = [], []
-        if plugins is not None and plugins.allow is not None:
-            allow.append(("plugins.allow", frozenset(plugins.allow)))
-        if plugins is not None and plugins.block:
-            block.append(("plugins.block", frozenset(plugins.block)))
+        """Join the ``plugins`` section with the environment variables; each can only restrict further.
+
+        The configuration reads the same variables; a list that came from one is named after the variable alone.
+        """
+        allow: dict[frozenset[str], str] = {}
+        block: dict[frozenset[str], str] = {}
+        if plugins is not None:
+            allow = {frozenset(plugins.allow): "plugins.allow"} if plugins.allow is not None else {}
+            block = {frozenset(plugins.block): "plugins.block"} if plugins.block else {}
         if ALLOW_VARIABLE in environ:
-            allow.append((ALLOW_VARIABLE, _names(environ[ALLOW_VARIABLE])))
+            allow[_names(environ[ALLOW_VARIABLE])] = ALLOW_VARIABLE
         if environ.get(BLOCK_VARIABLE):
-            block.append((BLOCK_VARIABLE, _names(environ[BLOCK_VARIABLE])))
-        return cls(prefer=plugins.prefer if plugins is not None else {}, allow=tuple(allow), block=tuple(block))
+            block[_names(environ[BLOCK_VARIABLE])] = BLOCK_VARIABLE
+        return cls(
+            prefer=plugins.prefer if plugins is not None else {},
+            allow=tuple((setting, names) for names, setting in allow.items()),
+            block=tuple((setting, names) for names, setting in block.items()),
+        )
 
     def forbidding(self, found: Found) -> str | None:
         """The setting that forbids a plugin, or None."""

@@ -131,10 +131,13 @@ class ProposalInput:
             return self.token_pointers, self.num_tokens
         import numpy as np
 
-        for tokens in self.token_ids:
-            if tokens.dtype != np.int64 or not tokens.flags.c_contiguous:
+        kind = np.dtype(np.int64).str
+        pointers = np.empty(len(self.token_ids), dtype=np.int64)
+        for i, tokens in enumerate(self.token_ids):
+            memory = tokens.__array_interface__
+            if memory["typestr"] != kind or memory["strides"] is not None:
                 raise TypeError(f"token_ids must be contiguous int64 arrays, not {tokens.dtype} {tokens.strides}")
-        pointers = np.array([tokens.__array_interface__["data"][0] for tokens in self.token_ids], dtype=np.int64)
+            pointers[i] = memory["data"][0]
         return pointers, np.array([len(tokens) for tokens in self.token_ids], dtype=np.int64)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from specdec.config import format_size, parse_size
 from specdec.engine.kv_cache import KVCacheManager
 from specdec.engine.scheduler import Scheduler
 from specdec.errors import CapacityError, ConfigError, PluginUnsuitableError
@@ -64,7 +65,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     registry = Registry(config.plugins)
     method, options = _select_method(config, registry)
     target = load_target(config)
-    num_blocks = config.kv_cache_bytes // (target.kv_bytes_per_token() * config.block_size)
+    num_blocks = parse_size(config.kv_cache_memory) // (target.kv_bytes_per_token() * config.block_size)
     context = _context(config, target, _max_model_len(config, target, num_blocks))
     verifier: Verifier = registry.create(
         "verifier",
@@ -73,7 +74,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
         config=registry.plugin_config("verifier", config.verifier, dict(config.verifier_options)),
         engine=context,
     )
-    label = "given as an object"
+    label = f"proposer {type(proposer).__name__}"
     if proposer is None and method is not None:
         proposer = registry.create("proposer", method, "propose", config=options, engine=context)
         label = registry.describe("proposer", method)
@@ -168,23 +169,19 @@ def _max_model_len(config: EngineConfig, target: TargetModel, num_blocks: int) -
     wanted = config.max_model_len or limit
     if fits >= wanted:
         return wanted
-    needed = _size((wanted + config.block_size) * target.kv_bytes_per_token())
+    mebibytes = -(-(wanted + config.block_size) * target.kv_bytes_per_token() // 2**20)
     if config.max_model_len is not None or fits < 2:
         raise CapacityError(
-            f"kv_cache_memory {config.kv_cache_memory!r} holds {max(fits, 0)} tokens, too few for one request of "
-            f"max_model_len {wanted}: raise kv_cache_memory to {needed} or lower max_model_len"
+            f"kv_cache_memory {format_size(parse_size(config.kv_cache_memory))} holds {max(fits, 0)} tokens, too few for one request of "
+            f"max_model_len {wanted}: raise kv_cache_memory to {mebibytes}MiB or lower max_model_len"
         )
     logger.warning(
-        "max_model_len is lowered from the model's %d to the %d tokens that kv_cache_memory %r holds",
+        "max_model_len is lowered from the model's %d to the %d tokens that kv_cache_memory %s holds",
         limit,
         fits,
-        config.kv_cache_memory,
+        format_size(parse_size(config.kv_cache_memory)),
     )
     return fits
-
-
-def _size(num_bytes: int) -> str:
-    return f"{-(-num_bytes // 2**20)}MiB"
 
 
 def _check_pair(proposer: Proposer, verifier: Verifier) -> None:

@@ -162,19 +162,15 @@ class EngineCore:
 
     def _record(self, plan: Plan, committed: Committed, marks: _Marks) -> None:
         kv_cache = self._scheduler.kv_cache
-        num_tokens = plan.num_tokens
-        now = time.monotonic()
-        for share in plan.scheduled:
-            if share.request.timings.first_scheduled is None:
-                share.request.timings.first_scheduled = now
         stats = StepStats(
             num_requests=len(plan.scheduled),
-            num_tokens=num_tokens,
+            num_tokens=plan.num_tokens,
+            num_prompt_tokens=plan.num_prompt_tokens,
             num_cached_tokens=plan.num_cached_tokens,
             num_generated_tokens=committed.num_generated_tokens,
-            num_drafts=committed.num_drafts,
-            num_draft_tokens_per_pos=tuple(committed.drafted_per_pos),
-            num_accepted_tokens_per_pos=tuple(committed.accepted_per_pos),
+            num_drafts=committed.spec.num_drafts,
+            num_draft_tokens_per_pos=tuple(committed.spec.drafted_per_pos),
+            num_accepted_tokens_per_pos=tuple(committed.spec.accepted_per_pos),
             target_seconds=marks.verify - marks.forward,
             verify_seconds=marks.commit - marks.verify,
             propose_seconds=marks.end - marks.propose,

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
+from specdec.metrics.stats import SpecCounter
 from specdec.outputs import CompletionOutput, RequestOutput, RequestTimings
-from specdec.types import SpecStats
 
 if TYPE_CHECKING:
     from specdec.engine.request import Request
+    from specdec.types import SpecStats
 
 
 @define(eq=False)
@@ -43,7 +44,7 @@ class RequestGroup:
             outputs=[self._completion(i) for i in range(len(self.requests))],
             finished=self.is_finished,
             prompt_logprobs=first.prompt_logprobs,
-            spec_stats=_sum_stats([request.spec_stats() for request in self.requests]),
+            spec_stats=self._spec_stats(),
             num_cached_tokens=first.num_cached_tokens,
             timings=self._timings(),
             lossless=self.lossless,
@@ -80,21 +81,9 @@ class RequestGroup:
             total=max(finished) - arrival if len(finished) == len(timings) else None,
         )
 
-
-def _sum_stats(stats: list[SpecStats]) -> SpecStats:
-    """The sum over choices."""
-    if len(stats) == 1:
-        return stats[0]
-    positions = max(len(s.num_draft_tokens_per_pos) for s in stats)
-
-    def total(name: str) -> tuple[int, ...]:
-        columns = [getattr(s, name) for s in stats]
-        return tuple(sum(c[i] for c in columns if i < len(c)) for i in range(positions))
-
-    return SpecStats(
-        num_drafts=sum(s.num_drafts for s in stats),
-        num_draft_tokens=sum(s.num_draft_tokens for s in stats),
-        num_accepted_tokens=sum(s.num_accepted_tokens for s in stats),
-        num_accepted_tokens_per_pos=total("num_accepted_tokens_per_pos"),
-        num_draft_tokens_per_pos=total("num_draft_tokens_per_pos"),
-    )
+    def _spec_stats(self) -> SpecStats:
+        """The sum over choices."""
+        total = SpecCounter()
+        for request in self.requests:
+            total.add(request.spec.num_drafts, request.spec.drafted_per_pos, request.spec.accepted_per_pos)
+        return total.snapshot()

@@ -21,7 +21,7 @@ class ScheduledRequest:
     """Positions to compute in this step, draft tokens included."""
     draft: RequestDraft
     samples: bool
-    """Whether the step reaches the request's last token, so that it emits tokens; all prefill chunks but the last do not."""
+    """Whether the step reaches the request's last token, and so emits tokens; all prefill chunks but the last do not."""
 
 
 @frozen(eq=False)
@@ -37,3 +37,10 @@ class Plan:
     def num_tokens(self) -> int:
         """Positions computed in the step."""
         return sum(s.num_tokens for s in self.scheduled)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of these, positions of prompts."""
+        return sum(
+            max(0, min(s.num_tokens, s.request.num_prompt_tokens - s.num_computed_tokens)) for s in self.scheduled
+        )

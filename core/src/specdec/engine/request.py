@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field
 
-from specdec.types import SpecStats
+from specdec.metrics.stats import SpecCounter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,9 +130,7 @@ class Request:
         )
         self.token_origins: list[int] = []
         self.timings = Timings()
-        self.num_drafts = 0
-        self.accepted_per_pos: list[int] = []
-        self.drafted_per_pos: list[int] = []
+        self.spec = SpecCounter()
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -171,28 +169,6 @@ class Request:
             self.token_pointer = grown.ctypes.data
         self._tokens[self.num_tokens : end] = token_ids
         self.num_tokens = end
-
-    def spec_stats(self) -> SpecStats:
-        """This request's speculation so far."""
-        return SpecStats(
-            num_drafts=self.num_drafts,
-            num_draft_tokens=sum(self.drafted_per_pos),
-            num_accepted_tokens=sum(self.accepted_per_pos),
-            num_accepted_tokens_per_pos=tuple(self.accepted_per_pos),
-            num_draft_tokens_per_pos=tuple(self.drafted_per_pos),
-        )
-
-    def count_draft(self, drafted: int, accepted: int) -> None:
-        """Count one verified chain: ``drafted`` positions tried, the first ``accepted`` of them kept."""
-        self.num_drafts += 1
-        missing = drafted - len(self.drafted_per_pos)
-        if missing > 0:
-            self.drafted_per_pos.extend([0] * missing)
-            self.accepted_per_pos.extend([0] * missing)
-        for position in range(drafted):
-            self.drafted_per_pos[position] += 1
-        for position in range(accepted):
-            self.accepted_per_pos[position] += 1
 
 
 def child_seed(seed: int, index: int) -> int:

@@ -10,6 +10,7 @@ released, and it computes its tokens again later.
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from typing import TYPE_CHECKING
 
@@ -132,6 +133,8 @@ class Scheduler:
             self.waiting.pop(0)
             request.phase = Phase.RUNNING
             request.batch_row = self._free_rows.pop()
+            if request.timings.first_scheduled is None:
+                request.timings.first_scheduled = time.monotonic()
             if request.num_preemptions == 0:
                 request.num_cached_tokens = cached
                 num_cached += cached

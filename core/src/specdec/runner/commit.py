@@ -15,6 +15,7 @@ from attrs import define, field
 
 from specdec.engine.request import NO_DRAFT
 from specdec.errors import RequestFailedError
+from specdec.metrics.stats import SpecCounter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,21 +36,7 @@ class Committed:
     advanced: list[Request] = field(factory=list)
     """Requests that emitted tokens or failed."""
     num_generated_tokens: int = 0
-    num_drafts: int = 0
-    drafted_per_pos: list[int] = field(factory=list)
-    accepted_per_pos: list[int] = field(factory=list)
-
-    def count_draft(self, drafted: int, accepted: int) -> None:
-        """Count one verified draft."""
-        self.num_drafts += 1
-        missing = drafted - len(self.drafted_per_pos)
-        if missing > 0:
-            self.drafted_per_pos.extend([0] * missing)
-            self.accepted_per_pos.extend([0] * missing)
-        for position in range(drafted):
-            self.drafted_per_pos[position] += 1
-        for position in range(accepted):
-            self.accepted_per_pos[position] += 1
+    spec: SpecCounter = field(factory=SpecCounter)
 
 
 class Committer:
@@ -100,13 +87,11 @@ class Committer:
         num_kept = decision.num_tokens
         num_accepted = min(len(run) - 1, num_kept)
         drafted = len(share.draft)
-        if drafted:
-            request.count_draft(drafted, num_accepted)
-            committed.count_draft(drafted, num_accepted)
+        request.spec.count(drafted, num_accepted)
+        committed.spec.count(drafted, num_accepted)
         request.num_computed_tokens += num_accepted
         request.append(run[:num_kept])
-        origins = range(num_accepted) if drafted else ()
-        request.token_origins.extend(origins)
+        request.token_origins.extend(range(num_accepted))
         request.token_origins.extend([-1] * (num_kept - num_accepted))
         request.text += decision.text
         request.finish_reason = decision.finish_reason

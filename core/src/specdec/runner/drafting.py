@@ -45,7 +45,7 @@ class Drafting:
     ) -> None:
         self.proposer = proposer
         self.label = label
-        """Method, distribution and version, for log lines."""
+        """The proposer with its distribution and version, for log lines."""
         self.num_faults = 0
         self.disabled_because: str | None = None
         self._k = num_speculative_tokens
@@ -161,11 +161,11 @@ class Drafting:
         self._faults_in_a_row += 1
         cause = f"{type(error).__name__}: {error}"
         if self.num_faults == 1:
-            logger.warning("proposer %s failed, this step runs without speculation: %s", self.label, cause)
+            logger.warning("%s failed, this step runs without speculation: %s", self.label, cause)
         if self.is_on and self._faults_in_a_row >= self._max_faults:
             self.disabled_because = cause
             logger.error(
-                "proposer %s is switched off after %d faults in a row; requests go on without speculation. Cause: %s",
+                "%s is switched off after %d faults in a row; requests go on without speculation. Cause: %s",
                 self.label,
                 self._faults_in_a_row,
                 cause,

@@ -1,0 +1,67 @@
+"""I11 and design §7: a proposer can lose its own speed, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from specdec import SamplingParams
+from specdec.testing import LIES, LyingProposer, RaisingProposer, SlowProposer
+from tests.invariants.kit import PROMPTS, VOCAB, Baseline, Runs, Start, oracle, tokens
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.mark.parametrize("lie", sorted(LIES))
+def test_lies_cost_only_speculation(
+    start: Start, baseline: Baseline, lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start(LyingProposer(lie, vocab_size=VOCAB), attention_backend="sdpa")
+    with caplog.at_level(logging.WARNING, logger="specdec"):
+        outputs = engine.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert tokens(outputs) == tokens(baseline(PROMPTS, GREEDY))
+    assert engine.stats().num_proposer_faults == engine.config.max_proposer_faults
+    assert engine.stats().speculation_disabled
+    assert engine.stats().num_draft_tokens == 0
+    assert sum("switched off" in record.message for record in caplog.records) == 1
+
+
+def test_rare_faults_do_not_switch_a_proposer_off(start: Start, baseline: Baseline, runs: Runs) -> None:
+    engine = start(RaisingProposer(oracle(runs), every=3))
+    assert tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(baseline(PROMPTS, GREEDY))
+    stats = engine.stats()
+    assert stats.num_proposer_faults >= 2
+    assert not stats.speculation_disabled
+    assert stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), KeyError("x"), MemoryError(), AssertionError()])
+def test_any_exception_is_contained(start: Start, baseline: Baseline, runs: Runs, error: Exception) -> None:
+    def make() -> Exception:
+        return error
+
+    engine = start(RaisingProposer(oracle(runs), error=make))
+    assert tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(baseline(PROMPTS, GREEDY))
+    assert engine.stats().speculation_disabled
+
+
+def test_a_slow_proposer_is_switched_off(start: Start, baseline: Baseline, runs: Runs) -> None:
+    engine = start(SlowProposer(oracle(runs), 0.05), proposer_time_budget=0.01)
+    assert tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(baseline(PROMPTS, GREEDY))
+    assert engine.stats().speculation_disabled
+    unlimited = start(SlowProposer(oracle(runs), 0.005), proposer_time_budget=0)
+    assert tokens(unlimited.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(baseline(PROMPTS, GREEDY))
+    assert not unlimited.stats().speculation_disabled
+
+
+def test_start_and_finish_may_fail_too(start: Start, baseline: Baseline, runs: Runs) -> None:
+    proposer = oracle(runs)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("on purpose")
+
+    proposer.start = fail  # type: ignore[method-assign]
+    proposer.finish = fail  # type: ignore[method-assign]
+    engine = start(proposer)
+    assert tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(baseline(PROMPTS, GREEDY))

@@ -1,8 +1,8 @@
 """Keeps what the packages of this workspace must have in common, in one place each; with --check, only looks.
 
-Each distribution's version stands in one file of its own; licence, Python range and build system equal the core's; the
-range of specdec-core that a plugin asks for holds the core of this workspace. Without --check, copies of the licence are
-brought up to date.
+Each distribution's version stands in one file of its own; licence, Python range and build system equal the core's;
+the range of specdec-core that a plugin asks for holds the core of this workspace. Without --check, copies of the
+licence are brought up to date.
 """
 
 from __future__ import annotations

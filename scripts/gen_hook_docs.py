@@ -1,4 +1,4 @@
-"""Writes docs/reference/hooks.md from `specdec.hookspecs`; with --check, fails when the page is not what it would write."""
+"""Writes docs/reference/hooks.md from `specdec.hookspecs`; with --check, fails when the page is out of date."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ HEAD = """\
 
 # Hooks
 
-A plugin is a module named by an entry point. It holds functions marked with `specdec.hookspecs.hookimpl`; a function may leave
-out arguments it does not use, and may not invent others. Hooks are factories: each is called while an engine starts (or while
-the command line is built), never in the step loop. Any plugin may also implement `config_class`, and a proposer `identify`.
+A plugin is a module named by an entry point. It holds functions marked with `specdec.hookspecs.hookimpl`; a function
+may leave out arguments it does not use, and may not invent others. Hooks are factories: each is called while an engine
+starts (or while the command line is built), never in the step loop. Any plugin may also implement `config_class`, and a
+proposer `identify`.
 
 | entry-point group | hook | returns | how a user asks for one |
 | --- | --- | --- | --- |

@@ -1,0 +1,54 @@
+"""Listing plugins, and every module that does so, leaves the heavy libraries alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "numba", "numpy", "matplotlib")
+
+
+def _imported_by(code: str) -> list[str]:
+    report = f"{code}\nimport json, sys\nprint('\\n' + json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "specdec",
+        "specdec.cli.main",
+        "specdec.cli.plugins",
+        "specdec.config",
+        "specdec.errors",
+        "specdec.hookspecs",
+        "specdec.registry",
+        "specdec.types",
+        "specdec.verify.plugin",
+        "specdec.attention.plugin",
+        "specdec.metrics.plugin",
+    ],
+)
+def test_importing_it_imports_nothing_heavy(module: str) -> None:
+    assert _imported_by(f"import {module}") == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["plugins"], ["plugins", "--json"], ["plugins", "--load"], ["plugins", "info", "match"]]
+)
+def test_the_commands_that_list_plugins_import_nothing_heavy(arguments: list[str]) -> None:
+    assert _imported_by(f"from specdec.cli.main import main\nmain({arguments})") == []
+
+
+def test_a_scan_of_the_environment_takes_milliseconds() -> None:
+    """Generous: measured at about 20 ms; importing torch would take seconds."""
+    code = (
+        "import time\nfrom specdec.registry import Registry\n"
+        "start = time.perf_counter()\nRegistry().entries()\nprint(time.perf_counter() - start)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 0.5

@@ -63,7 +63,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     registry = Registry(config.plugins)
-    method, options = _select_method(config, registry)
+    method, options = _select_method(config, registry) if proposer is None else (None, None)
     target = load_target(config)
     num_blocks = parse_size(config.kv_cache_memory) // (target.kv_bytes_per_token() * config.block_size)
     context = _context(config, target, _max_model_len(config, target, num_blocks))
@@ -75,7 +75,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
         engine=context,
     )
     label = f"proposer {type(proposer).__name__}"
-    if proposer is None and method is not None:
+    if method is not None:
         proposer = registry.create("proposer", method, "propose", config=options, engine=context)
         label = registry.describe("proposer", method)
     if proposer is not None:

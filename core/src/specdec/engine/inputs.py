@@ -49,7 +49,9 @@ class InputProcessor:
         self._check_prompt(token_ids)
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"sampling parameters must be a SamplingParams, not {type(params).__name__}")
-        params.check_against(vocab_size=self._info.vocab_size, tokenizer=self._tokenizer)
+        params = params.check_against(
+            vocab_size=self._info.vocab_size, max_model_len=self._max_model_len, tokenizer=self._tokenizer
+        )
         if priority and self._config.scheduling_policy != "priority":
             raise InvalidRequestError(
                 f"priority={priority} needs scheduling_policy='priority'; "

@@ -142,6 +142,8 @@ class BatchBuilder:
             request_index=self._tensor(request_index),
             positions=self._tensor(positions[row_tokens] + 1),
             num_requests=len(sampling),
+            rows_per_request=num_rows,
+            max_depth=int(num_rows.max(initial=1)) - 1,
         )
         return layout, row_tokens
 

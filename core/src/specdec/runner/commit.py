@@ -16,6 +16,7 @@ from attrs import define, field
 from specdec.engine.request import NO_DRAFT
 from specdec.errors import RequestFailedError
 from specdec.metrics.stats import SpecCounter
+from specdec.sampling.outcome import failure_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,8 +81,11 @@ class Committer:
         request = share.request
         now = time.monotonic()
         committed.advanced.append(request)
-        if min(run) < 0:
-            _fail(request)
+        if run[-1] < 0:
+            request.finish_reason = "error"
+            request.error = RequestFailedError(
+                f"request {request.request_id!r} failed; others go on. {failure_message(run[-1], request.params)}"
+            )
             return 0
         decision = request.stop_checker.check(run)
         num_kept = decision.num_tokens
@@ -135,10 +139,3 @@ def _compact_accepted_paths(step: StepBatch, accepted_nodes: torch.Tensor, cache
         layer.keys[goal] = layer.keys[source]
         layer.values[goal] = layer.values[source]
 
-
-def _fail(request: Request) -> None:
-    request.finish_reason = "error"
-    request.error = RequestFailedError(
-        f"request {request.request_id!r}: the model's logits were NaN, or its sampling options left no token to choose "
-        "(allowed_token_ids, bad_words, logit_bias, min_tokens); the request ends here, others go on"
-    )

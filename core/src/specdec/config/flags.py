@@ -14,7 +14,7 @@ from specdec.config.load import load, variable_name
 from specdec.config.problems import InvalidValueError
 from specdec.config.schema import EngineConfig, SpeculativeConfig
 from specdec.config.sizes import is_size
-from specdec.config.text import parse_text, parse_untyped
+from specdec.config.text import is_list_of_scalars, parse_text, parse_untyped
 from specdec.config.validators import find_check
 from specdec.errors import ConfigError
 
@@ -53,6 +53,15 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         add_flag(group, leaf, flag_name(leaf.path), _OVERRIDES)
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Let the model be given as a positional argument too."""
+    model = next(leaf for leaf in leaves(EngineConfig) if leaf.path == "model")
+    action = _action(_OVERRIDES, "model", model.annotation)
+    parser.add_argument(
+        "MODEL", nargs="?", metavar="MODEL", action=action, default=argparse.SUPPRESS, help="the same as --model"
+    )
+
+
 def read_config(arguments: argparse.Namespace) -> tuple[EngineConfig, dict[str, str]]:
     """The configuration that the parsed options, the environment and a file make together.
 
@@ -67,7 +76,7 @@ def read_config(arguments: argparse.Namespace) -> tuple[EngineConfig, dict[str, 
     )
 
 
-def add_flag(parser: Any, leaf: Leaf, flag: str, collect_in: str) -> None:
+def add_flag(parser: Any, leaf: Leaf, flag: str, collect_in: str, *, free_text: bool = False) -> None:
     """Add the option of one setting.
 
     Args:
@@ -75,14 +84,21 @@ def add_flag(parser: Any, leaf: Leaf, flag: str, collect_in: str) -> None:
         leaf: the setting.
         flag: its option, with the dashes.
         collect_in: attribute of the parsed arguments that collects path -> (value, option) of what was given.
+        free_text: lists of strings are given by repeating the option, because the strings may hold commas.
     """
     kind, _ = unwrap_optional(leaf.annotation)
     help_text = _help(leaf).replace("%", "%%")
     if kind is bool:
         parser.add_argument(flag, action=_boolean(collect_in, leaf.path), nargs=0, help=help_text)
         return
-    action = _action(collect_in, leaf.path, leaf.annotation)
-    parser.add_argument(flag, metavar=_metavar(leaf, kind), action=action, help=help_text)
+    repeats = free_text and is_list_of_scalars(kind, str)
+    action = _action(collect_in, leaf.path, leaf.annotation, repeats=repeats)
+    parser.add_argument(
+        flag,
+        metavar="TEXT" if repeats else _metavar(leaf, kind),
+        action=action,
+        help=f"{help_text}; may be repeated" if repeats else help_text,
+    )
 
 
 # --- help ---------------------------------------------------------------------------------------
@@ -90,8 +106,9 @@ def add_flag(parser: Any, leaf: Leaf, flag: str, collect_in: str) -> None:
 
 def _help(leaf: Leaf) -> str:
     check = find_check(leaf.attribute.validator)
-    sentence = leaf.doc[:1].lower() + leaf.doc[1:].rstrip(".")
-    allowed = f"; {check.allowed}" if check and _adds_something(check.allowed) else ""
+    acronym = leaf.doc[1:2].isupper()
+    sentence = (leaf.doc if acronym else leaf.doc[:1].lower() + leaf.doc[1:]).rstrip(".")
+    allowed = f"; {check.allowed}" if check and not check.names and _adds_something(check.allowed) else ""
     return f"{sentence}{allowed} (default: {_default(leaf.attribute)})"
 
 
@@ -120,9 +137,11 @@ def _metavar(leaf: Leaf, kind: Any) -> str:
         return "SIZE"
     if kind in (int, float):
         return "N" if kind is int else "X"
-    if typing.get_origin(kind) is dict:
+    if is_list_of_scalars(kind):
+        return "A,B"
+    if typing.get_origin(kind) in (dict, Mapping, list, tuple):
         return "JSON"
-    return "A,B" if typing.get_origin(kind) in (list, tuple) else leaf.attribute.name.rpartition("_")[2].upper()
+    return leaf.attribute.name.rpartition("_")[2].upper()
 
 
 # --- actions: values are parsed as they are read, so that a message names the option ---------------
@@ -134,10 +153,8 @@ def _collect(namespace: argparse.Namespace, collect_in: str, path: str, value: A
     setattr(namespace, collect_in, given)
 
 
-def _action(collect_in: str, path: str, annotation: Any) -> type[argparse.Action]:
-    """An action that parses the text by the field's type; lists of free text are given by repeating the option."""
-    kind, _ = unwrap_optional(annotation)
-    repeats = str in typing.get_args(kind) and _holds_list_of_text(kind)
+def _action(collect_in: str, path: str, annotation: Any, *, repeats: bool = False) -> type[argparse.Action]:
+    """An action that parses the text by the field's type, or gathers it when the option may be repeated."""
 
     class Collect(argparse.Action):
         def __init__(self, option_strings: list[str], dest: str, **kwargs: Any) -> None:
@@ -152,12 +169,6 @@ def _action(collect_in: str, path: str, annotation: Any) -> type[argparse.Action
             _collect(namespace, collect_in, path, value, option)
 
     return Collect
-
-
-def _holds_list_of_text(kind: Any) -> bool:
-    """``list[str]``, or a union with it (``str | list[str]``)."""
-    members = typing.get_args(kind) if typing.get_origin(kind) is not list else (kind,)
-    return any(typing.get_origin(member) is list and typing.get_args(member) == (str,) for member in members)
 
 
 def _boolean(collect_in: str, path: str) -> type[argparse.Action]:
@@ -186,7 +197,7 @@ class _SetAction(argparse.Action):
             raise ConfigError(f"--set {values}: write --set PATH=VALUE, for example --set block_size=32.")
         path = path.strip()
         known = {leaf.path: leaf.annotation for leaf in leaves(EngineConfig)}
-        origin = f"--set {path}"
+        origin = "--set"
         value = parse_text(known[path], text, path, origin) if path in known else parse_untyped(text)
         _collect(namespace, _OVERRIDES, path, value, origin)
 
@@ -208,7 +219,7 @@ def add_class_flags(
     """
     for leaf in leaves(cls):
         if leaf.path not in skip:
-            add_flag(parser, leaf, (rename or {}).get(leaf.path, flag_name(leaf.path)), collect_in)
+            add_flag(parser, leaf, (rename or {}).get(leaf.path, flag_name(leaf.path)), collect_in, free_text=True)
 
 
 def read_class(arguments: argparse.Namespace, build: Callable[..., Any], collect_in: str) -> Any:

@@ -64,7 +64,7 @@ def structure(cls: type[T], data: Mapping[str, Any], section: str = "", origins:
     try:
         return _converter().structure(data, cls)
     except (ClassValidationError, ConfigError, _NotAllowed, TypeError, ValueError) as error:
-        problems = [_placed(problem, origins or {}) for problem in _problems(error, cls, data, section)]
+        problems = [placed(problem, origins or {}) for problem in _problems(error, cls, data, section)]
     raise problems[0] if len(problems) == 1 else SeveralProblemsError(problems)
 
 
@@ -257,8 +257,8 @@ def _prefixed(section: str, path: str) -> str:
     return path if not section or path == section or path.startswith(f"{section}.") else join(section, path)
 
 
-def _placed(problem: ConfigError, origins: Mapping[str, str]) -> ConfigError:
-    """Add to a problem where its value came from."""
+def placed(problem: ConfigError, origins: Mapping[str, str]) -> ConfigError:
+    """The problem with where its value came from, as far as ``origins`` (by dotted path) knows."""
     if isinstance(problem, InvalidValueError | UnknownSettingError) and problem.path:
         origin = origins.get(problem.path.partition("[")[0])
         return problem.moved(problem.path, origin) if origin else problem

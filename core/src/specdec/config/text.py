@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -53,12 +53,18 @@ def _parser(kind: Any) -> Callable[[str], Any]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal or is_size(kind):
         return str
-    if origin in (list, tuple, set, frozenset):
+    if is_list_of_scalars(kind):
         item = _parser(arguments[0])
         return lambda text: [item(part.strip()) for part in text.split(",") if part.strip()]
-    if origin is dict or attrs.has(kind):
+    if origin in (dict, Mapping) or attrs.has(kind):
         return parse_object
     return parse_untyped
+
+
+def is_list_of_scalars(kind: Any, *scalars: type) -> bool:
+    """Whether a type is a list or tuple of strings or numbers, or of the ``scalars`` named."""
+    arguments = typing.get_args(kind)
+    return typing.get_origin(kind) in (list, tuple, set, frozenset) and arguments[0] in (scalars or (str, int, float))
 
 
 def parse_object(text: str) -> dict[str, Any]:

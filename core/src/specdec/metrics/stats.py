@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import attrs
@@ -162,18 +162,26 @@ class EngineStats:
 
     def since(self, earlier: EngineStats) -> EngineStats:
         """What was added after ``earlier``; flags and block counts are those of now."""
-        names = [f.name for f in attrs.fields(EngineStats) if f.name not in _STATES]
-        return attrs.evolve(self, **{name: _minus(getattr(self, name), getattr(earlier, name)) for name in names})
+        return self._combined(earlier, -1, state=self)
+
+    def plus(self, later: EngineStats) -> EngineStats:
+        """The sum of two periods; flags and block counts are the later one's."""
+        return self._combined(later, 1, state=later)
+
+    def _combined(self, other: EngineStats, sign: int, state: EngineStats) -> EngineStats:
+        counts = [f.name for f in attrs.fields(EngineStats) if f.name not in _STATES]
+        summed = {name: _add(getattr(self, name), getattr(other, name), sign) for name in counts}
+        return attrs.evolve(state, **summed)
 
 
 _STATES = ("speculation_disabled", "free_blocks", "total_blocks")
+"""Fields of `EngineStats` that say how things are, not how often something happened."""
 
 
-def _minus(now: Any, before: Any) -> Any:
-    if not isinstance(now, tuple):
-        return now - before
-    padded = (*before, *[0] * (len(now) - len(before)))
-    return tuple(a - b for a, b in zip(now, padded, strict=True))
+def _add(one: Any, other: Any, sign: int) -> Any:
+    if not isinstance(one, tuple):
+        return one + sign * other
+    return tuple(a + sign * b for a, b in zip_longest(one, other, fillvalue=0))
 
 
 class SpecCounter:

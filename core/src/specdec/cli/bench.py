@@ -1,0 +1,215 @@
+"""``specdec bench``: the same prompts with and without speculation, in turns."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from specdec.cli import measuring
+from specdec.cli.parser import Subparsers, UsageError, add_command
+from specdec.cli.prompts import Prompt, bundled_sets, read_set
+from specdec.config import SpeculativeConfig, structure, to_dict
+from specdec.config.flags import add_config_flags, add_model_argument, read_config
+from specdec.config.text import parse_object
+
+if TYPE_CHECKING:
+    from specdec.cli.measuring import Variant
+    from specdec.config import EngineConfig
+
+EXAMPLES = """\
+  specdec bench demo:smollm2 --speculative.method ngram
+      does n-gram speculation pay on code edits, on this machine?
+  specdec bench demo:smollm2 --speculative-config '{"method": "ngram", "num_speculative_tokens": 8}' \\
+          --also '{"method": "ngram", "num_speculative_tokens": 3}' --plot bench.png
+      compare draft lengths, and draw the result
+  specdec bench --config specdec.toml --prompts my_prompts.jsonl --batch-size 16 --json bench.json
+      your prompts, many at once; keep the numbers"""
+
+
+def add_parser(commands: Subparsers[Any]) -> None:
+    """Add the subcommand."""
+    parser = add_command(
+        commands,
+        "bench",
+        summary="measure decoding with and without speculation",
+        description="Run the same prompts with and without speculation, taking turns in one process, and compare the "
+        "medians.\nPrefix caching is off unless it is set, because later rounds would find all prompts in the cache.",
+        examples=EXAMPLES,
+        usage="specdec bench [options] [MODEL]",
+    )
+    add_model_argument(parser)
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--prompts",
+        metavar="FILE|SET",
+        default="code_edit",
+        help=f"a .jsonl file, or a bundled set: {', '.join(bundled_sets())} (default: %(default)s)",
+    )
+    _add_count(work, "--num-prompts", 8, "prompts taken from the beginning of the set")
+    _add_count(work, "--max-tokens", 128, "most output tokens of a prompt")
+    _add_count(work, "--rounds", 3, "turns of each configuration")
+    _add_count(work, "--batch-size", 1, "prompts given to the engine at once")
+    work.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: %(default)s)")
+    work.add_argument("--ignore-eos", action="store_true", help="always make --max-tokens tokens")
+    work.add_argument("--raw", action="store_true", help="give prompts as they are, without the chat template")
+    work.add_argument(
+        "--also", metavar="JSON", action="append", default=[], help="one more speculative configuration to compare"
+    )
+    result = parser.add_argument_group("result")
+    result.add_argument("--json", metavar="FILE", help="write settings, machine and numbers; - is standard output")
+    result.add_argument("--plot", metavar="FILE.png", help="draw the result (needs specdec-core[plot])")
+    add_config_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_count(group: Any, flag: str, default: int, text: str) -> None:
+    group.add_argument(flag, type=_count, default=default, metavar="N", help=f"{text} (default: %(default)s)")
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and report."""
+    from specdec.sampling.params import SamplingParams
+
+    config, sources = read_config(arguments)
+    variants = measuring.variants_of(fair(config, sources), speculative_configs(config, arguments.also))
+    prompts = read_prompts(arguments)
+    params = SamplingParams(
+        temperature=arguments.temperature, max_tokens=arguments.max_tokens, ignore_eos=arguments.ignore_eos
+    )
+    if arguments.plot:
+        from specdec.cli.plot import require_matplotlib
+
+        require_matplotlib()
+    for file in (arguments.json, arguments.plot):
+        check_writable(file)
+    with measuring.progress(arguments.rounds, variants, len(prompts), show=sys.stderr.isatty()) as bar:
+        measuring.measure(
+            variants, prompts, params, rounds=arguments.rounds, batch_size=arguments.batch_size, advance=bar.advance
+        )
+    summaries = [measuring.summary(variant, variants[0]) for variant in variants]
+    report(arguments, variants, summaries)
+    return 0
+
+
+def fair(config: EngineConfig, sources: Mapping[str, str]) -> EngineConfig:
+    """Without prefix caching, unless somebody asked for it: repeated prompts would not be computed again."""
+    if sources["enable_prefix_caching"] != "default":
+        return config
+    return attrs.evolve(config, enable_prefix_caching=False)
+
+
+def speculative_configs(config: EngineConfig, also: Sequence[str]) -> list[SpeculativeConfig]:
+    """The speculative configurations to compare with plain decoding.
+
+    Raises:
+        UsageError: there is none, or one is not a JSON object.
+        ConfigError: one has a bad value.
+    """
+    configs = [] if config.speculative is None else [config.speculative]
+    for text in also:
+        try:
+            configs.append(structure(SpeculativeConfig, parse_object(text), "speculative"))
+        except ValueError as error:
+            raise UsageError(f"--also {text!r}: must be {error}.") from error
+    if not configs:
+        raise UsageError(
+            "bench compares plain decoding with speculation, and no method is set. "
+            "Add for example --speculative.method ngram."
+        )
+    return configs
+
+
+def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:
+    """The first prompts of the set."""
+    prompts = read_set(arguments.prompts)[: arguments.num_prompts]
+    return [prompt.as_text() for prompt in prompts] if arguments.raw else prompts
+
+
+def check_writable(file: str | None) -> None:
+    """Refuse a result file before the measurement, not after it.
+
+    Raises:
+        UsageError: the folder does not exist.
+    """
+    if file and file != "-" and not Path(file).absolute().parent.is_dir():
+        raise UsageError(f"cannot write {file}: there is no folder {Path(file).parent}.")
+
+
+# --- report -------------------------------------------------------------------------------------
+
+
+def report(arguments: argparse.Namespace, variants: list[Variant], summaries: list[dict[str, Any]]) -> None:
+    """The table, and the files that were asked for."""
+    result = as_json(arguments, variants, summaries) if arguments.json else {}
+    if arguments.json == "-":
+        print(json.dumps(result, indent=2))
+    else:
+        show(summaries)
+    if arguments.json and arguments.json != "-":
+        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if arguments.plot:
+        from specdec.cli.plot import draw
+
+        draw(summaries, Path(arguments.plot), title=f"{variants[0].config.model}, {arguments.prompts}")
+
+
+def as_json(arguments: argparse.Namespace, variants: list[Variant], summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Everything that is needed to repeat the measurement, and its numbers."""
+    from specdec.cli.machine import describe_machine
+
+    work = ("prompts", "num_prompts", "max_tokens", "rounds", "batch_size", "temperature", "ignore_eos", "raw")
+    return {
+        "settings": {name: getattr(arguments, name) for name in work},
+        "machine": describe_machine(),
+        "variants": [
+            {"config": to_dict(variant.config), **numbers} for variant, numbers in zip(variants, summaries, strict=True)
+        ],
+    }
+
+
+def show(summaries: list[dict[str, Any]]) -> None:
+    """One column for each variant."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(header_style="bold")
+    table.add_column("")
+    for numbers in summaries:
+        table.add_column(numbers["name"], justify="right")
+    for label, cells in rows(summaries):
+        table.add_row(label, *cells)
+    Console(highlight=False).print(table)
+
+
+def rows(summaries: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Label and cells of each line of the table."""
+    from specdec.cli.tables import percentages
+
+    def line(label: str, key: str, form: str) -> tuple[str, list[str]]:
+        return label, [format(numbers[key], form) for numbers in summaries]
+
+    per_position = [percentages(tuple(numbers["acceptance_rate_per_pos"])) for numbers in summaries]
+    return [
+        line("tokens/s (median of rounds)", "tokens_per_second", ".1f"),
+        line("ratio of medians", "ratio_of_medians", ".2f"),
+        line("acceptance length", "acceptance_length", ".2f"),
+        ("accepted per draft position", per_position),
+        line("target ms/step", "target_ms_per_step", ".2f"),
+        line("verify ms/step", "verify_ms_per_step", ".2f"),
+        line("propose ms/step", "propose_ms_per_step", ".2f"),
+        line("rest ms/step", "rest_ms_per_step", ".2f"),
+        line("outputs identical to plain", "share_identical_to_plain", ".0%"),
+        line("output tokens", "num_output_tokens", "d"),
+    ]

@@ -1,0 +1,159 @@
+"""Entry point of ``specdec``. Only the subcommand that was typed is imported."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from specdec.cli.parser import Parser, UsageError
+from specdec.config.problems import closest
+from specdec.errors import SpecdecError
+from specdec.version import __version__
+
+COMMANDS = {
+    "generate": "specdec.cli.generate",
+    "chat": "specdec.cli.chat",
+    "bench": "specdec.cli.bench",
+    "config": "specdec.cli.config",
+    "plugins": "specdec.cli.plugins",
+}
+"""The built-in subcommands and the modules whose ``add_parser`` adds them."""
+
+DESCRIPTION = """\
+Run language models with speculative decoding: a cheap proposer guesses several tokens, the model checks them in
+one pass, and the output stays the same. Every method is a plugin; `specdec plugins` lists what is installed."""
+
+EXAMPLES = """\
+examples:
+  specdec generate --model demo:smollm2 --max-tokens 64 "The three laws of robotics are"
+      complete a prompt
+  specdec generate --model demo:smollm2 --chat --stats --max-tokens 200 \\
+          --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}' "Explain binary search."
+      answer a question with n-gram speculation, and show how often guesses were right
+  specdec chat demo:smollm2 --speculative.method ngram --show-accepted
+      talk to a model and see which tokens were guessed
+  specdec bench demo:smollm2 --speculative.method ngram
+      measure whether speculation pays on your machine
+  specdec config --config specdec.toml
+      show every setting and where it comes from
+  specdec plugins
+      list the methods, verifiers and attention backends that are installed
+
+Settings may stand in specdec.toml (or .yaml, .json), in environment variables (SPECDEC_BLOCK_SIZE=32), or on the
+command line (--block-size 32); the later wins."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Returns:
+        The exit code: 0; 1 when a command says so; 2 for a mistake of the user, told in one message; 130 after Ctrl-C.
+    """
+    try:
+        return run(list(sys.argv[1:] if argv is None else argv))
+    except SpecdecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # the reader of our output went away; keep Python from complaining when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def run(argv: list[str]) -> int:
+    """Parse and run; mistakes are raised."""
+    parser = build_parser(typed_command(argv))
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
+    configure_logging(arguments.verbose)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    code = arguments.run(arguments)
+    return int(code or 0)
+
+
+def typed_command(argv: Sequence[str]) -> str | None:
+    """The first word that is no option; None when help is asked for before it."""
+    first = next((word for word in argv if not word.startswith("-") or word in ("-h", "--help")), None)
+    return None if first is None or first.startswith("-") else first
+
+
+def build_parser(command: str | None) -> Parser:
+    """The parser with the one subcommand that was typed, or with all of them when none was.
+
+    Raises:
+        UsageError: there is no such command.
+    """
+    parser = Parser(prog="specdec", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument("--version", action="version", version=f"specdec {__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log what the engine does (before the command)")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
+    if command is None:
+        add_all(commands)
+    elif command in COMMANDS:
+        importlib.import_module(COMMANDS[command]).add_parser(commands)
+    else:
+        add_from_plugin(commands, command)
+    return parser
+
+
+def add_all(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add every subcommand, those of plugins too; for the list in ``specdec --help``."""
+    from specdec.registry import Registry
+
+    for module in COMMANDS.values():
+        importlib.import_module(module).add_parser(commands)
+    Registry().add_commands(commands)
+
+
+def add_from_plugin(commands: argparse._SubParsersAction[Any], command: str) -> None:
+    """Add a subcommand that an installed plugin offers.
+
+    Raises:
+        UsageError: none offers it.
+        PluginError: the one that does cannot be used.
+    """
+    from specdec.registry import Registry
+
+    registry = Registry()
+    installed = registry.command_names()
+    if command in installed:
+        registry.add_command(command, commands)
+        return
+    known = [*COMMANDS, *installed]
+    near = closest(command, known)
+    hint = f"Did you mean {near!r}?" if near else f"Commands: {', '.join(known)}."
+    raise UsageError(f"unknown command {command!r}. {hint}{_installable(command)} See: specdec --help")
+
+
+def _installable(command: str) -> str:
+    from specdec.registry.catalogue import DISTRIBUTIONS
+
+    distribution = DISTRIBUTIONS.get("command", {}).get(command)
+    return f" It comes with another package: pip install {distribution}." if distribution else ""
+
+
+def configure_logging(verbose: bool) -> None:
+    """Warnings always, information with ``--verbose``, on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("specdec")
+    if not logger.handlers:
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""Measures several configurations on the same prompts in one process, taking turns.
+
+Machines drift: frequency, heat, neighbours. So each round runs every variant, in an order that rotates, and variants
+are compared by the medians over rounds. Commands of plugins may use this module.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import define, field, frozen
+
+from specdec.cli import engines
+from specdec.metrics import EngineStats
+
+if TYPE_CHECKING:
+    from specdec.cli.prompts import Prompt
+    from specdec.config import EngineConfig, SpeculativeConfig
+    from specdec.sampling.params import SamplingParams
+
+
+@frozen(kw_only=True)
+class Run:
+    """One variant's turn in one round."""
+
+    round: int
+    seconds: float
+    num_tokens: int
+    stats: EngineStats
+    """What the engine did in this turn."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens over wall time, prefill included."""
+        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@define
+class Variant:
+    """One configuration, and what was measured of it."""
+
+    name: str
+    config: EngineConfig
+    runs: list[Run] = field(factory=list)
+    token_ids: list[list[int]] = field(factory=list)
+    """The outputs of the first round, in the order of the prompts."""
+    texts: list[str] = field(factory=list)
+
+    @property
+    def median_rate(self) -> float:
+        """Median over the rounds of tokens per second."""
+        return median(run.tokens_per_second for run in self.runs)
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine did in all rounds together."""
+        return sum_stats([run.stats for run in self.runs])
+
+
+def variants_of(config: EngineConfig, speculative: Sequence[SpeculativeConfig]) -> list[Variant]:
+    """Plain decoding and one variant for each speculative configuration, all else equal."""
+    variants = [Variant("plain", attrs.evolve(config, speculative=None))]
+    for one in speculative:
+        name = _unused(one.method or str(one.model), one.num_speculative_tokens, {v.name for v in variants})
+        variants.append(Variant(name, attrs.evolve(config, speculative=one)))
+    return variants
+
+
+def _unused(name: str, k: int, taken: set[str]) -> str:
+    candidates = [name, f"{name} k={k}", *(f"{name} k={k} #{number}" for number in range(2, len(taken) + 3))]
+    return next(candidate for candidate in candidates if candidate not in taken)
+
+
+def measure(
+    variants: Sequence[Variant],
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    rounds: int,
+    batch_size: int,
+    advance: Callable[[Variant, int], None] | None = None,
+) -> None:
+    """Run every variant on the prompts, ``rounds`` times, and add what was measured to it.
+
+    A short generation before the first round is not measured. Each prompt has the same seed in every variant and round.
+
+    Args:
+        variants: all are loaded at once, so memory must hold them together.
+        prompts: the work of one turn.
+        params: of every request but for the seed.
+        rounds: turns of each variant.
+        batch_size: prompts given to the engine at a time.
+        advance: called after each batch with its variant and number of prompts, for a progress bar.
+
+    Raises:
+        SpecdecError: an engine cannot start, or a prompt is not acceptable.
+    """
+    with ExitStack() as stack:
+        engines_of = [(variant, stack.enter_context(engines.open_llm(variant.config))) for variant in variants]
+        inputs = [prompt.for_engine(engines_of[0][1]) for prompt in prompts]
+        seeded = [attrs.evolve(params, seed=number) for number in range(len(prompts))]
+        for _, engine in engines_of:
+            warm_up(engine, inputs[0], params)
+        for number in range(rounds):
+            for position in range(len(engines_of)):
+                variant, engine = engines_of[(position + number) % len(engines_of)]
+                _turn(variant, engine, inputs, seeded, number, batch_size, advance)
+
+
+def warm_up(engine: Any, prompt: Any, params: SamplingParams) -> None:
+    """Let everything be loaded and compiled that the first use loads and compiles."""
+    engine.generate([prompt], attrs.evolve(params, max_tokens=8, min_tokens=0, ignore_eos=True), use_tqdm=False)
+
+
+def _turn(
+    variant: Variant,
+    engine: Any,
+    inputs: list[Any],
+    params: list[SamplingParams],
+    number: int,
+    batch_size: int,
+    advance: Callable[[Variant, int], None] | None,
+) -> None:
+    outputs = []
+    before, seconds = engine.stats(), 0.0
+    for start in range(0, len(inputs), batch_size):
+        batch = slice(start, start + batch_size)
+        begin = time.perf_counter()
+        outputs += engine.generate(inputs[batch], params[batch], use_tqdm=False)
+        seconds += time.perf_counter() - begin
+        if advance is not None:
+            advance(variant, len(inputs[batch]))
+    token_ids = [list(output.outputs[0].token_ids) for output in outputs]
+    variant.runs.append(
+        Run(
+            round=number,
+            seconds=seconds,
+            num_tokens=sum(map(len, token_ids)),
+            stats=engine.stats().since(before),
+        )
+    )
+    if number == 0:
+        variant.token_ids = token_ids
+        variant.texts = [output.outputs[0].text for output in outputs]
+
+
+def share_identical(variant: Variant, other: Variant) -> float:
+    """The part of the prompts whose output tokens are the same in both; 1.0 without prompts."""
+    pairs = list(zip(variant.token_ids, other.token_ids, strict=True))
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else 1.0
+
+
+def sum_stats(parts: Sequence[EngineStats]) -> EngineStats:
+    """The sum of what engines did; flags and block counts are the last one's."""
+    total = EngineStats()
+    for part in parts:
+        total = total.plus(part)
+    return total
+
+
+def summary(variant: Variant, plain: Variant) -> dict[str, Any]:
+    """What a benchmark reports about a variant, as plain values."""
+    stats = variant.stats
+    steps = max(stats.num_steps, 1)
+    return {
+        "name": variant.name,
+        "tokens_per_second": variant.median_rate,
+        "tokens_per_second_per_round": [run.tokens_per_second for run in variant.runs],
+        "ratio_of_medians": variant.median_rate / plain.median_rate if plain.median_rate else 0.0,
+        "acceptance_length": stats.mean_acceptance_length,
+        "acceptance_rate": stats.acceptance_rate,
+        "acceptance_rate_per_pos": list(stats.acceptance_rate_per_pos),
+        "target_ms_per_step": 1000 * stats.target_seconds / steps,
+        "verify_ms_per_step": 1000 * stats.verify_seconds / steps,
+        "propose_ms_per_step": 1000 * stats.propose_seconds / steps,
+        "rest_ms_per_step": 1000 * stats.rest_seconds / steps,
+        "share_identical_to_plain": share_identical(variant, plain),
+        "num_output_tokens": sum(run.num_tokens for run in variant.runs),
+        "stats": stats.as_dict(),
+    }
+
+
+def progress(rounds: int, variants: Sequence[Variant], num_prompts: int, *, show: bool) -> _Progress:
+    """A progress bar for `measure`; use it as a context manager and pass its ``advance``."""
+    return _Progress(rounds * len(variants) * num_prompts, show=show)
+
+
+class _Progress:
+    def __init__(self, total: int, *, show: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not show,
+            transient=True,
+        )
+        self._task = self._bar.add_task("loading", total=total)
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def advance(self, variant: Variant, num_prompts: int) -> None:
+        """A batch is done."""
+        self._bar.update(self._task, advance=num_prompts, description=variant.name)

@@ -1,0 +1,79 @@
+"""The argument parser of the command line: mistakes become one message with the closest option."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from specdec.config.problems import closest
+from specdec.errors import SpecdecError
+
+Subparsers = argparse._SubParsersAction
+"""What `add_parser` functions get: call ``add_parser`` on it."""
+
+
+class UsageError(SpecdecError):
+    """The command line itself is wrong."""
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help as wide as the terminal, up to 110 columns, with the descriptions' own line breaks."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, 110)
+        super().__init__(prog, max_help_position=34, width=width)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser without abbreviations that raises instead of exiting."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("allow_abbrev", False)
+        settings.setdefault("formatter_class", Formatter)
+        super().__init__(**settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a `UsageError` that says where to read more."""
+        raise UsageError(f"{message}. See: {self.prog} --help")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse unknown options here, where the options that exist are known."""
+        parsed, extras = super().parse_known_args(args, namespace)
+        if extras:
+            raise UsageError(f"{unknown_arguments(extras, self._option_string_actions)} See: {self.prog} --help")
+        return parsed, []
+
+
+def unknown_arguments(extras: list[str], known: Iterable[str]) -> str:
+    """What to say about arguments that no option and no position takes."""
+    wrong = next((extra for extra in extras if extra.startswith("-")), extras[0]).partition("=")[0]
+    near = closest(wrong.lstrip("-"), [option.lstrip("-") for option in known if option.startswith("--")])
+    hint = f" Did you mean --{near}?" if near and wrong.startswith("-") else ""
+    kind = "option" if wrong.startswith("-") else "argument"
+    return f"unknown {kind} {wrong!r}.{hint}"
+
+
+def add_command(
+    commands: Subparsers[Any],
+    name: str,
+    *,
+    summary: str,
+    description: str,
+    examples: str = "",
+    usage: str | None = None,
+) -> Parser:
+    """Add a subcommand's parser.
+
+    Args:
+        commands: the object that ``add_subparsers`` returned.
+        name: what the user types.
+        summary: one line for the list of commands.
+        description: what it does.
+        examples: command lines with a line of explanation each, shown at the end of the help.
+        usage: the first line of the help, for commands with too many options to list there.
+    """
+    epilog = f"examples:\n{examples.rstrip()}" if examples else None
+    parser: Parser = commands.add_parser(name, help=summary, description=description, epilog=epilog, usage=usage)
+    return parser

@@ -1,0 +1,70 @@
+"""The picture of a benchmark. Needs matplotlib, which comes with ``specdec-core[plot]``."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from specdec.errors import SpecdecError
+
+
+class PlotLibraryMissingError(SpecdecError):
+    """matplotlib is not installed."""
+
+
+def require_matplotlib() -> None:
+    """Check that pictures can be drawn.
+
+    Raises:
+        PlotLibraryMissingError: with the line that installs what is missing.
+    """
+    if find_spec("matplotlib") is None:
+        raise PlotLibraryMissingError('--plot needs matplotlib: pip install "specdec-core[plot]".')
+
+
+def draw(summaries: list[dict[str, Any]], path: Path, title: str) -> None:
+    """Draw speed and acceptance of the variants into a file; the name's ending chooses the format.
+
+    Args:
+        summaries: from `specdec.cli.measuring.summary`, plain decoding first.
+        path: where to write.
+        title: above the picture.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (speed, acceptance) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    _draw_speed(speed, summaries)
+    _draw_acceptance(acceptance, summaries[1:])
+    figure.suptitle(title)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _draw_speed(axes: Any, summaries: list[dict[str, Any]]) -> None:
+    """Bars of the medians, with a dot for each round."""
+    for position, numbers in enumerate(summaries):
+        bar = axes.bar(position, numbers["tokens_per_second"], color=f"C{position}", alpha=0.7)
+        rounds = numbers["tokens_per_second_per_round"]
+        axes.plot([position] * len(rounds), rounds, "k.", markersize=4)
+        axes.bar_label(bar, [f"{numbers['ratio_of_medians']:.2f}x"], padding=3)
+    axes.set_xticks(range(len(summaries)), [numbers["name"] for numbers in summaries])
+    axes.set_ylabel("tokens/s")
+    axes.set_title("speed")
+    axes.margins(y=0.15)
+
+
+def _draw_acceptance(axes: Any, summaries: list[dict[str, Any]]) -> None:
+    """Part of the drafts accepted at each draft position."""
+    for number, numbers in enumerate(summaries, start=1):
+        rates = numbers["acceptance_rate_per_pos"]
+        label = f"{numbers['name']} (length {numbers['acceptance_length']:.2f})"
+        axes.plot(range(1, len(rates) + 1), rates, "o-", color=f"C{number}", label=label)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("draft position")
+    axes.set_ylabel("accepted / drafts")
+    axes.set_title("acceptance")
+    axes.legend()

@@ -1,0 +1,44 @@
+"""Sampling options of commands, generated from the fields of `SamplingParams`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec.sampling.params import SamplingParams
+
+_COLLECTED = "sampling_settings"
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Add one option for each field of `SamplingParams`; ``--sampling.NAME`` where the engine has NAME too."""
+    from specdec.config.flags import add_class_flags, flag_name
+    from specdec.config.introspect import leaves
+    from specdec.sampling.params import SamplingParams
+
+    taken = parser._option_string_actions
+    names = [leaf.path for leaf in leaves(SamplingParams)]
+    rename = {name: flag_name(f"sampling.{name}") for name in names if flag_name(name) in taken}
+    add_class_flags(parser.add_argument_group("sampling"), SamplingParams, _COLLECTED, rename=rename)
+
+
+def read_sampling(arguments: argparse.Namespace, **instead: Any) -> SamplingParams:
+    """The sampling parameters that the options make.
+
+    Args:
+        arguments: parsed arguments.
+        instead: values for fields that were not given, in place of the class's defaults.
+
+    Raises:
+        InvalidRequestError: a value is not allowed, or two contradict.
+    """
+    from specdec.config.flags import read_class
+    from specdec.sampling.params import SamplingParams
+
+    return read_class(arguments, lambda **given: SamplingParams(**{**instead, **given}), _COLLECTED)
+
+
+def was_given(arguments: argparse.Namespace, field: str) -> bool:
+    """Whether an option of the sampling group was typed."""
+    return field in (getattr(arguments, _COLLECTED, None) or {})

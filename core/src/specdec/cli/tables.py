@@ -1,0 +1,64 @@
+"""Tables of statistics for the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from specdec.metrics import EngineStats
+
+
+def stats_table(stats: EngineStats, seconds: float | None = None) -> Table:
+    """Two columns of what an engine did.
+
+    Args:
+        stats: the engine's totals.
+        seconds: wall time, for tokens per second; the time spent in steps when None.
+    """
+    table = Table.grid(padding=(0, 2))
+    for label, value in stats_rows(stats, stats.step_seconds if seconds is None else seconds):
+        table.add_row(label, value)
+    return table
+
+
+def stats_rows(stats: EngineStats, seconds: float) -> list[tuple[str, str]]:
+    """Label and value of each line of `stats_table`."""
+    rate = stats.num_generated_tokens / seconds if seconds > 0 else 0.0
+    rows = [
+        ("generated", f"{stats.num_generated_tokens} tokens, {rate:.1f} tokens/s"),
+        ("steps", f"{stats.num_steps}; {time_shares(stats)}"),
+    ]
+    if stats.num_cached_tokens:
+        rows.append(("prefix cache", f"{stats.num_cached_tokens} prompt tokens reused"))
+    if stats.num_drafts:
+        rows += [
+            ("acceptance length", f"{stats.mean_acceptance_length:.2f} tokens per verify step with a draft"),
+            ("accepted", f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens"),
+            ("per position", percentages(stats.acceptance_rate_per_pos)),
+        ]
+    if stats.num_preemptions:
+        rows.append(("preemptions", str(stats.num_preemptions)))
+    if stats.num_proposer_faults:
+        rows.append(("proposer faults", str(stats.num_proposer_faults)))
+    if stats.speculation_disabled:
+        rows.append(("speculation", "switched off after too many faults in a row"))
+    return rows
+
+
+def time_shares(stats: EngineStats) -> str:
+    """Milliseconds per step in each stage."""
+    steps = max(stats.num_steps, 1)
+    stages = (
+        ("target", stats.target_seconds),
+        ("verify", stats.verify_seconds),
+        ("propose", stats.propose_seconds),
+        ("rest", stats.rest_seconds),
+    )
+    return ", ".join(f"{name} {1000 * seconds / steps:.2f} ms" for name, seconds in stages)
+
+
+def percentages(rates: tuple[float, ...]) -> str:
+    """Rates as '75 63 55 %'; a dash when there are none."""
+    return " ".join(f"{100 * rate:.0f}" for rate in rates) + " %" if rates else "-"

@@ -1,0 +1,151 @@
+"""``specdec bench`` on an engine that needs no model."""
+
+import json
+
+import pytest
+
+from specdec.cli import measuring
+from specdec.cli.prompts import bundled_sets, read_set
+from specdec.config import SpeculativeConfig, from_kwargs
+from specdec.metrics import EngineStats
+
+METHOD = ["--speculative.method", "ngram"]
+
+
+def test_the_table(cli, fake_engine):
+    code, out, err = cli("bench", "m", *METHOD, "--num-prompts", "4", "--rounds", "2")
+    assert (code, err) == (0, "")
+    for label in (
+        "tokens/s",
+        "ratio of medians",
+        "acceptance length",
+        "draft position",
+        "propose ms/step",
+        "identical",
+    ):
+        assert label in out
+    assert "100%" in out
+    assert "2.00" in out
+    assert [engine.config.speculative is None for engine in fake_engine] == [True, False]
+    assert all(engine.closed for engine in fake_engine)
+
+
+def test_turns_alternate_and_seeds_are_shared(monkeypatch, fake_engine):
+    from specdec.sampling.params import SamplingParams
+
+    order = []
+    config = from_kwargs("m")
+    variants = measuring.variants_of(config, [SpeculativeConfig(method="a"), SpeculativeConfig(method="b")])
+    measuring.measure(
+        variants,
+        read_set("code_edit")[:3],
+        SamplingParams(max_tokens=4),
+        rounds=3,
+        batch_size=2,
+        advance=lambda variant, count: order.append((variant.name, count)),
+    )
+    turns = [name for name, count in order if count == 2]
+    assert turns == ["plain", "a", "b", "a", "b", "plain", "b", "plain", "a"]
+    for engine in fake_engine:
+        warm_up, *rest = engine.calls
+        assert warm_up[1].max_tokens == 8
+        assert [[p.seed for p in params] for _, params, _ in rest] == [[0, 1], [2]] * 3
+    assert [run.round for run in variants[0].runs] == [0, 1, 2]
+    assert variants[1].stats.num_drafts == 9
+
+
+def test_prefix_caching_is_off_unless_asked_for(cli, fake_engine):
+    cli("bench", "m", *METHOD)
+    cli("bench", "m", *METHOD, "--enable-prefix-caching")
+    assert [engine.config.enable_prefix_caching for engine in fake_engine] == [False, False, True, True]
+
+
+def test_more_configurations(cli, fake_engine):
+    _, out, _ = cli("bench", "m", *METHOD, "--also", '{"method": "ngram", "num_speculative_tokens": 8}')
+    assert "ngram k=8" in out
+    assert [e.config.speculative and e.config.speculative.num_speculative_tokens for e in fake_engine] == [None, 4, 8]
+
+
+def test_different_outputs_are_counted(fake_engine, monkeypatch):
+    from specdec.sampling.params import SamplingParams
+
+    variants = measuring.variants_of(from_kwargs("m"), [SpeculativeConfig(method="a")])
+
+    def drift(self, *args, **kwargs):
+        self.drifts = True
+        return original(self, *args, **kwargs)
+
+    from specdec.cli import engines
+
+    original = engines.open_llm.generate
+    monkeypatch.setattr(engines.open_llm, "generate", drift)
+    measuring.measure(variants, read_set("mt_bench")[:4], SamplingParams(), rounds=1, batch_size=4)
+    assert measuring.share_identical(variants[1], variants[0]) == 0.75
+    assert measuring.summary(variants[1], variants[0])["share_identical_to_plain"] == 0.75
+
+
+def test_json_holds_settings_machine_and_numbers(cli, fake_engine, tmp_path):
+    code, _, _ = cli("bench", "m", *METHOD, "--json", "out.json", "--num-prompts", "2", "--rounds", "2")
+    assert code == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["settings"]["num_prompts"] == 2
+    assert found["machine"]["cores"] >= 1
+    assert "torch" in found["machine"]["versions"]
+    plain, ngram = found["variants"]
+    assert plain["name"] == "plain"
+    assert plain["acceptance_length"] == 1.0
+    assert ngram["config"]["speculative"]["method"] == "ngram"
+    assert ngram["acceptance_rate_per_pos"] == [1.0, 0.0]
+    assert len(ngram["tokens_per_second_per_round"]) == 2
+    _, out, _ = cli("bench", "m", *METHOD, "--json", "-")
+    assert json.loads(out)["variants"]
+
+
+def test_a_picture_is_drawn(cli, fake_engine, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert cli("bench", "m", *METHOD, "--plot", "out.png")[0] == 0
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_missing_plot_library_is_told_before_measuring(cli, fake_engine, monkeypatch):
+    monkeypatch.setattr("specdec.cli.plot.find_spec", lambda name: None)
+    code, _, err = cli("bench", "m", *METHOD, "--plot", "out.png")
+    assert (code, err) == (2, 'error: --plot needs matplotlib: pip install "specdec-core[plot]".\n')
+    assert fake_engine == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["m"], "no method is set. Add for example --speculative.method ngram"),
+        (["m", *METHOD, "--rounds", "0"], "argument --rounds: '0' is not an integer of at least 1"),
+        (["m", *METHOD, "--prompts", "code_edt"], "Did you mean 'code_edit'?"),
+        (["m", *METHOD, "--also", "{"], "--also '{': must be a JSON object"),
+        (["m", "--also", '{"method": "x", "num_speculative_tokens": 99}'], "must be an integer from 1 to 64"),
+        (["m", *METHOD, "--json", "no/such/folder.json"], "there is no folder"),
+        (["m", *METHOD, "--temperature", "-1"], "temperature is -1.0"),
+    ],
+)
+def test_mistakes_are_told_before_measuring(cli, fake_engine, argv, message):
+    code, _, err = cli("bench", *argv)
+    assert code == 2
+    assert message in err
+    assert fake_engine == []
+
+
+def test_bundled_sets_are_conversations():
+    assert bundled_sets() == ["code_edit", "mt_bench"]
+    for name in bundled_sets():
+        prompts = read_set(name)
+        assert len(prompts) == 12
+        assert all(prompt.messages and prompt.task for prompt in prompts)
+    assert read_set("mt_bench")[0].as_text().text.startswith("Compose an engaging travel blog post")
+
+
+def test_nothing_drafted_is_not_a_division_by_zero():
+    variant = measuring.Variant("plain", from_kwargs("m"))
+    variant.runs.append(measuring.Run(round=0, seconds=0.0, num_tokens=0, stats=EngineStats()))
+    numbers = measuring.summary(variant, variant)
+    assert numbers["ratio_of_medians"] == 0.0
+    assert numbers["acceptance_length"] == 1.0
+    json.dumps(numbers, allow_nan=False)

@@ -1,0 +1,143 @@
+"""The command line as a whole: help, exit codes, one message for a mistake."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from specdec.cli.main import COMMANDS, main
+from specdec.errors import ModelNotFoundError
+
+
+def test_help_lists_all_commands_with_examples(cli):
+    code, out, _ = cli("--help")
+    assert code == 0
+    for command in COMMANDS:
+        assert f"    {command} " in out
+    assert "specdec generate --model demo:smollm2" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(cli, command):
+    code, out, _ = cli(command, "--help")
+    assert code == 0
+    assert f"usage: specdec {command}" in out
+    assert f"  specdec {command}" in out.partition("examples:")[2]
+    assert "SUPPRESS" not in out
+
+
+def test_no_arguments_show_help(cli):
+    code, out, _ = cli()
+    assert code == 0
+    assert "usage: specdec" in out
+
+
+def test_version(cli):
+    from specdec.version import __version__
+
+    assert cli("--version")[:2] == (0, f"specdec {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["genrate"], "error: unknown command 'genrate'. Did you mean 'generate'? See: specdec --help\n"),
+        (["xyzzy"], "error: unknown command 'xyzzy'. Commands: generate,"),
+        (["generate", "--blok-size", "3", "x"], "error: unknown option '--blok-size'. Did you mean --block-size?"),
+        (["generate", "--temperatur=3", "x"], "error: unknown option '--temperatur'. Did you mean --temperature?"),
+        (["config", "extra"], "error: unknown argument 'extra'."),
+        (["generate", "--block-size"], "error: argument --block-size: expected one argument"),
+        (["generate", "--temp", "3", "x"], "error: unknown option '--temp'."),
+        (["generate", "x"], "error: model is not set. Pass --model"),
+        (["generate", "--model", "m", "--block-size", "x", "p"], "error: block_size = 'x' (--block-size): must be an"),
+        (["generate", "--model", "m", "--block-size", "0", "p"], "error: block_size = 0 (--block-size): must be an"),
+        (["generate", "--model", "m", "--temperature", "-1", "p"], "error: temperature is -1.0"),
+        (["generate", "--model", "m", "--top-p", "2", "p"], "error: top_p is 2.0"),
+        (["generate", "--model", "m", "--min-tokens", "9", "--max-tokens", "3", "p"], "error: min_tokens (9) is above"),
+        (["generate", "--model", "m", "--set", "block_size", "p"], "error: --set block_size: write --set PATH=VALUE"),
+        (["generate", "--model", "m", "--set", "blok=1", "p"], "error: unknown setting 'blok' (--set)."),
+        (["generate", "--model", "m", "--config", "none.toml", "p"], "error: configuration file none.toml cannot be"),
+        (
+            ["generate", "--model", "m", "--speculative-config", "{", "p"],
+            "error: speculative = '{' (--speculative-config): must be a JSON object",
+        ),
+        (
+            [
+                "generate",
+                "--model",
+                "m",
+                "--speculative-config",
+                '{"method": "ngram", "num_speculative_tokens": 0}',
+                "p",
+            ],
+            "error: speculative.num_speculative_tokens = 0 (--speculative-config): must be an integer from 1 to 64.",
+        ),
+        (
+            ["generate", "--model", "m", "--speculative.num-speculative-tokens", "1000", "p"],
+            "error: speculative.num_speculative_tokens = 1000 (--speculative.num-speculative-tokens): must be an "
+            "integer from 1 to 64.",
+        ),
+        (
+            ["generate", "--model", "m", "--speculative-config", '{"num_speculative_tokens": 4}', "p"],
+            "error: speculative is given (num_speculative_tokens=4) without 'method' or 'model'",
+        ),
+    ],
+)
+def test_mistakes_are_one_message_and_exit_code_2(cli, fake_engine, argv, message):
+    code, out, err = cli(*argv)
+    assert code == 2
+    assert out == ""
+    assert err.startswith(message)
+    assert err.count("error:") == 1
+    assert "Traceback" not in err
+    assert fake_engine == []
+
+
+def test_ctrl_c_is_130(cli, monkeypatch):
+    def interrupt(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specdec.cli.engines.open_llm", interrupt)
+    code, _, err = cli("generate", "--model", "m", "p")
+    assert code == 130
+    assert "Traceback" not in err
+
+
+def test_errors_of_the_engine_are_shown(cli, monkeypatch):
+    def missing(config):
+        raise ModelNotFoundError(f"no model {config.model!r}")
+
+    monkeypatch.setattr("specdec.cli.engines.open_llm", missing)
+    assert cli("generate", "--model", "nowhere", "p") == (2, "", "error: no model 'nowhere'\n")
+
+
+def test_internal_faults_keep_their_traceback(monkeypatch):
+    def broken(config):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("specdec.cli.engines.open_llm", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["generate", "--model", "m", "p"])
+
+
+def test_a_closed_pipe_is_no_traceback(tmp_path):
+    command = f"{sys.executable} -m specdec.cli.main config --model m | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, env=os.environ)
+    assert "Traceback" not in done.stderr
+
+
+def test_help_imports_no_torch(tmp_path):
+    code = (
+        "import sys; from specdec.cli.main import main; main(['--help']); main(['config', '--model', 'm']);"
+        "sys.exit(bool({'torch', 'transformers', 'numba'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True).returncode == 0
+
+
+def test_only_the_command_that_was_typed_is_imported(tmp_path):
+    code = (
+        "import sys; from specdec.cli.main import main; main(['config', '--model', 'm']);"
+        "sys.exit(bool({'specdec.cli.chat', 'specdec.cli.bench'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True).returncode == 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specdec.cli.parser import add_command
-from specdec.errors import PluginError, PluginNotFoundError
+from specdec.errors import PluginError, PluginNotFoundError, SpecdecError
 from specdec.registry import PluginEntry, Registry
 from specdec.registry.catalogue import DISTRIBUTIONS, KINDS
 from specdec.registry.messages import did_you_mean
@@ -65,6 +65,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     check.add_argument("name", metavar="NAME", help="name of a plugin")
     check.add_argument("--kind", choices=KINDS, help="its kind, when plugins of several kinds have the name")
+    check.add_argument(
+        "--options", type=_json_table, default={}, metavar="JSON", help='its options, for example \'{"model": "..."}\''
+    )
     _add_common(check)
     check.set_defaults(run=run_check)
 
@@ -75,6 +78,16 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration whose [plugins] section applies"
     )
+
+
+def _json_table(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value
 
 
 # --- list ---------------------------------------------------------------------------------------
@@ -193,8 +206,12 @@ def _plain(default: Any) -> Any:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Run the contract tests against one plugin; returns 0 when all pass, 1 otherwise."""
-    from specdec.cli.plugin_check import check
-
+    try:
+        from specdec.cli.plugin_check import check
+    except ImportError as error:
+        raise SpecdecError(
+            f"The contract tests need more packages ({error}): pip install 'specdec-core[test]'"
+        ) from error
     registry = _registry(arguments)
     entries = [entry for entry in _named(registry, arguments.name) if arguments.kind in (None, entry.kind)]
     kinds = sorted({entry.kind for entry in entries if entry.kind})
@@ -204,7 +221,7 @@ def run_check(arguments: argparse.Namespace) -> int:
             "Say which is meant with --kind.",
             name=arguments.name,
         )
-    report = check(registry, kinds[0], arguments.name)
+    report = check(registry, kinds[0], arguments.name, arguments.options)
     if arguments.json:
         _print_json(report.as_dict())
     else:

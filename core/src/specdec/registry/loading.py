@@ -141,8 +141,7 @@ def _raise_import_error(entry: PluginEntry, error: BaseException) -> NoReturn:
 def _remedy(entry: PluginEntry, missing: str) -> tuple[str | None, str]:
     """What to install for a missing module, and the sentence that says so."""
     top = missing.partition(".")[0]
-    own = entry.found.module
-    if own == missing or own.startswith(f"{missing}."):
+    if top == entry.found.module.partition(".")[0]:
         reinstall = f"pip install --force-reinstall --no-deps {entry.distribution}"
         return None, f"It is the plugin's own; the installation is incomplete or stale: {reinstall}"
     unmet = [r for r in entry.found.requirements if not is_met(r)]

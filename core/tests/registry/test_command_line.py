@@ -1,0 +1,198 @@
+"""`specdec plugins`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdec.cli.main import main
+
+from .conftest import PROPOSER, Toys
+
+OPTIONS = (
+    PROPOSER
+    + '''
+from attrs import field, frozen
+
+
+@frozen(kw_only=True)
+class ToyConfig:
+    depth: int = 3
+    """How deep to look."""
+    names: list[str] = field(factory=list)
+    """Which to look for."""
+
+
+@hookimpl
+def config_class():
+    return ToyConfig
+'''
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("SPECDEC_CONFIG", raising=False)
+
+
+def test_the_list_has_a_line_for_each_plugin_and_says_what_is_wrong(
+    toys: Toys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toys.proposer("toy-good", "good", OPTIONS, version="1.2")
+    toys.proposer("toy-old", "old", requires=("specdec-core<0.1",))
+    toys.add("toy-bad", "[specdec.proposers]\nx\n")
+    assert main(["plugins"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "kind name distribution version hooks status"
+    assert "proposer good toy-good 1.2 propose, config_class ok" in lines
+    assert "proposer old toy-old 1.0 propose wrong core version" in lines
+    assert "- - toy-bad 1.0 broken" in lines
+    assert any(line.startswith("old of toy-old, wrong core version: requires specdec-core <0.1;") for line in lines)
+    assert any(line.startswith("toy-bad, broken: its entry_points.txt cannot be parsed") for line in lines)
+
+
+def test_the_list_as_json(toys: Toys, capsys: pytest.CaptureFixture[str]) -> None:
+    toys.proposer("toy-good", "good")
+    assert main(["plugins", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "kind": "proposer",
+            "name": "good",
+            "distribution": "toy-good",
+            "version": "1.0",
+            "hooks": ["propose"],
+            "status": "ok",
+            "detail": "",
+        }
+    ]
+
+
+def test_plugins_that_fail_on_import_are_found_when_asked_to(toys: Toys, capsys: pytest.CaptureFixture[str]) -> None:
+    """Known bug 92: the list works and names the failures; `--load` is the strict switch."""
+    toys.proposer("toy-good", "good")
+    toys.proposer("toy-bad", "bad", "raise ImportError('no luck')")
+    toys.proposer("toy-exit", "exit", "raise SystemExit(5)")
+    assert main(["plugins", "--json"]) == 0
+    assert {entry["status"] for entry in json.loads(capsys.readouterr().out)} == {"ok"}
+    assert main(["plugins", "--load", "--json"]) == 1
+    loaded = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert {name: entry["status"] for name, entry in loaded.items()} == {
+        "good": "ok",
+        "bad": "broken",
+        "exit": "broken",
+    }
+    assert "ImportError: no luck" in loaded["bad"]["detail"]
+    assert "SystemExit: 5" in loaded["exit"]["detail"]
+
+
+def test_info_describes_a_plugin_and_its_options(toys: Toys, capsys: pytest.CaptureFixture[str]) -> None:
+    toys.proposer("toy-good", "good", OPTIONS)
+    assert main(["plugins", "info", "good"]) == 0
+    out = capsys.readouterr().out
+    assert "distribution   toy-good\n" in out
+    assert "requires core  <0.2,>=0.1\n" in out
+    assert "  speculative.depth = 3  How deep to look.\n" in out
+    assert main(["plugins", "info", "toy-good", "--json"]) == 0
+    (described,) = json.loads(capsys.readouterr().out)
+    assert described["options"][1] == {
+        "name": "speculative.names",
+        "default": [],
+        "required": False,
+        "doc": "Which to look for.",
+    }
+
+
+def test_info_about_nothing_known(toys: Toys, capsys: pytest.CaptureFixture[str]) -> None:
+    toys.proposer("toy-good", "good")
+    assert main(["plugins", "info", "goood"]) == 2
+    assert capsys.readouterr().err == "error: No plugin named 'goood' is installed. Did you mean 'good'?\n"
+    assert main(["plugins", "info", "eagle3"]) == 2
+    assert "It comes with pip install specdec-eagle." in capsys.readouterr().err
+
+
+def test_the_configuration_of_the_folder_applies(toys: Toys, capsys: pytest.CaptureFixture[str]) -> None:
+    toys.proposer("toy-good", "good")
+    Path("specdec.toml").write_text('model = "x"\n[plugins]\nblock = ["good"]\n')
+    assert main(["plugins", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["detail"] == "named in plugins.block"
+    Path("other.toml").write_text('[plugins]\nblok = ["good"]\n')
+    assert main(["plugins", "--config", "other.toml"]) == 2
+    assert "unknown setting 'plugins.blok'" in capsys.readouterr().err
+
+
+# --- check --------------------------------------------------------------------------------------
+
+REPEAT = """
+import torch
+from specdec.drafting.base import Proposer
+from specdec.types import Draft
+
+
+class Repeat(Proposer):
+    def propose(self, batch):
+        counts = torch.tensor(batch.max_draft_tokens.tolist(), dtype=torch.int32)
+        last = torch.tensor([int(tokens[-1]) + {offset} for tokens in batch.token_ids], dtype=torch.int64)
+        return Draft(token_ids=last.repeat_interleave(counts), num_draft_tokens=counts)
+"""
+
+HOOKS = """
+from specdec.hookspecs import hookimpl
+
+
+@hookimpl
+def propose(config):
+    from toy_repeat.method import Repeat
+
+    return Repeat()
+"""
+
+
+def _check(toys: Toys, tmp_path: Path, offset: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    method = REPEAT.format(offset=offset)
+    folder = toys.proposer("toy-repeat", "repeat", HOOKS, files={"toy_repeat/method.py": method})
+    return subprocess.run(
+        [sys.executable, "-m", "specdec.cli.main", "plugins", "check", "repeat", *arguments],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_plugin_that_keeps_the_contract(toys: Toys, tmp_path: Path) -> None:
+    done = _check(toys, tmp_path, 0, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["plugin"], report["passed"]) == ("proposer 'repeat' of toy-repeat 1.0", True)
+    assert {check["outcome"] for check in report["checks"]} == {"passed"}
+    assert "one token prompt" in {check["name"] for check in report["checks"]}
+
+
+def test_a_plugin_that_breaks_the_contract(toys: Toys, tmp_path: Path) -> None:
+    done = _check(toys, tmp_path, 64)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("Contract tests of the proposer 'repeat' of toy-repeat 1.0\n")
+    assert "  failed   well formed: Shapes, dtypes, counts" in done.stdout
+    assert "  failed   limits (4 cases): " in done.stdout
+    assert "token_ids leave the vocabulary of 64" in done.stdout
+    assert "  passed   empty batch: " in done.stdout
+
+
+def test_kinds_without_a_contract_and_names_of_several_kinds(toys: Toys, capsys: pytest.CaptureFixture[str]) -> None:
+    toys.add("toy-head", {"specdec.heads": {"same": "toy_head"}, "specdec.verifiers": {"same": "toy_head"}})
+    assert main(["plugins", "check", "same"]) == 2
+    assert capsys.readouterr().err == (
+        "error: Plugins of 2 kinds are called 'same': head, verifier. Say which is meant with --kind.\n"
+    )
+    assert main(["plugins", "check", "same", "--kind", "head"]) == 2
+    assert "'same' is a head, and there are no contract tests for heads" in capsys.readouterr().err
+    assert main(["plugins", "check", "same", "--kind", "head", "--options", "[1]"]) == 2
+    assert "not a JSON object" in capsys.readouterr().err

@@ -192,7 +192,7 @@ def stat_logger(config: Any, engine: EngineContext) -> StatLogger | None:
 
 
 @hookspec
-def add_command(cli: argparse._SubParsersAction) -> None:
+def add_command(cli: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add a subcommand to the ``specdec`` command line.
 
     When called: only when the subcommand's name is typed, or for ``specdec --help``; must import nothing heavy.

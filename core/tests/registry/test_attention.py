@@ -100,6 +100,18 @@ def test_one_that_fails_is_passed_over_and_logged(
         _pick("bad")
 
 
+def test_a_blocked_one_is_left_out_without_a_warning(
+    toys: Toys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_PLUGINS_BLOCK", "best")
+    _add(toys, "best", 9)
+    with caplog.at_level(logging.WARNING), pytest.raises(PluginUnsuitableError, match="named in SPECDEC_PLUGINS_BLOCK"):
+        _pick()
+    _add(toys, "good")
+    assert _pick().name == "good"
+    assert not caplog.records
+
+
 def test_none_that_serves_is_an_error_with_the_reasons_of_each(toys: Toys) -> None:
     _add(toys, "a", reasons="['no trees', 'no sinks']")
     _add(toys, "b", code="raise ImportError('gone')")

@@ -141,6 +141,13 @@ def test_a_plugin_that_cannot_be_asked_is_named(toys: Toys, tmp_path: Path, capl
     assert "Proposer 'wizard' could not be asked" in caplog.text
 
 
+def test_one_that_fits_but_may_not_be_used_is_named(toys: Toys, tmp_path: Path) -> None:
+    markers = {"toy_wizard/specdec_markers.toml": MARKERS}
+    toys.proposer("toy-wizard", "wizard", files=markers, requires=("specdec-core>=99",))
+    with pytest.raises(PluginNotFoundError, match="fits 'wizard', but: .* requires specdec-core >=99, but 0"):
+        Registry().identify(_checkpoint(tmp_path, {"model_type": "wizard"}))
+
+
 @pytest.mark.parametrize(
     "markers", ["[[checkpoint]]\nmethod = 1 2", "x = 1", '[[checkpoint]]\nmethod = "wizard"\nconf = {}']
 )

@@ -91,6 +91,15 @@ def test_the_extra_that_brings_a_missing_module_is_named(toys: Toys) -> None:
     assert caught.value.install == "toy-bad[fast]"
 
 
+def test_a_dependency_in_the_wrong_version_is_named(toys: Toys) -> None:
+    """Known bug 98: the plugin, the requirement and the version found."""
+    toys.proposer("toy-bad", "bad", "from numpy import gone_since_2", requires=("numpy<1",))
+    with pytest.raises(
+        PluginImportError, match=r"cannot import name .* toy-bad: requires numpy <1; \d.* is installed\."
+    ):
+        _create("bad")
+
+
 def test_a_missing_module_that_nothing_explains(toys: Toys) -> None:
     toys.proposer("toy-bad", "bad", "import no_such_thing")
     with pytest.raises(PluginImportError, match="toy-bad does not say which distribution brings it"):

@@ -106,6 +106,15 @@ def test_names_that_match_nothing_are_warned_about(toys: Toys, caplog: pytest.Lo
     assert "SPECDEC_PLUGINS_ALLOW names 'bad', which is not installed. Known: good, toy-good." in caplog.messages
 
 
+def test_a_preference_for_nothing_installed_is_warned_about(toys: Toys, caplog: pytest.LogCaptureFixture) -> None:
+    toys.proposer("toy-good", "good")
+    with caplog.at_level(logging.WARNING):
+        _registry(prefer={"good": "toy-gud"}).entries()
+    assert caplog.messages == [
+        "plugins.prefer names 'toy-gud', which is not installed. Did you mean 'toy-good'? Known: good, toy-good."
+    ]
+
+
 def _two_of_one_name(toys: Toys) -> None:
     toys.proposer("toy-first", "same", version="1.0")
     toys.add("toy-second", {"specdec.proposers": {"same": "toy_second.plugin"}}, version="2.0")

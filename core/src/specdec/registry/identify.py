@@ -34,7 +34,7 @@ def identify(registry: Registry, checkpoint: Path) -> Identification:
             answer = _ask(registry, entry, checkpoint, reason)
         except SpecdecError as error:
             logger.warning("Proposer %r could not be asked about %s: %s", entry.name, checkpoint, error)
-            obstacles.append(f"{reason}, which fits {marker.method!r}, but {error}")
+            obstacles.append(f"{reason}, which fits {marker.method!r}, but: {error}")
             continue
         if answer is not None:
             answers.setdefault(answer.method, answer)
@@ -44,9 +44,9 @@ def identify(registry: Registry, checkpoint: Path) -> Identification:
 
 
 def _fitting(entries: Sequence[PluginEntry], config: Mapping[str, Any]) -> Iterable[tuple[PluginEntry, Marker, str]]:
-    """Each usable proposer with the first of its markers that fits, and what fits."""
+    """Each proposer with the first of its markers that fits, and what fits; also one that cannot be used, to say so."""
     for entry in entries:
-        if entry.kind != "proposer" or entry.status not in ("ok", "missing dependency"):
+        if entry.kind != "proposer" or entry.status == "broken":
             continue
         try:
             markers = shipped_markers(entry.found.module)

@@ -124,11 +124,15 @@ def _import(entry: PluginEntry) -> Any:
 
 def _raise_import_error(entry: PluginEntry, error: BaseException) -> NoReturn:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    install, remedy = _remedy(entry, missing) if missing else (None, f"{type(error).__name__}: {error}")
-    start = "is installed but cannot be imported"
-    text = f"{start}: module {missing!r} is missing. {remedy}" if missing else f"{start}: {remedy}"
+    install = None
+    if missing:
+        install, remedy = _remedy(entry, missing)
+        problem = f"module {missing!r} is missing. {remedy}"
+    else:
+        unmet = "".join(f" {entry.distribution}: {text}." for text in missing_requirements(entry.found))
+        problem = f"{type(error).__name__}: {error}.{unmet}"
     raise PluginImportError(
-        f"The {describe(entry)} {text}",
+        f"The {describe(entry)} is installed but cannot be imported: {problem}",
         kind=entry.kind,
         name=entry.name,
         distribution=entry.distribution,

@@ -66,7 +66,7 @@ def not_found(kind: str, name: str, entries: Sequence[PluginEntry]) -> PluginNot
 
 
 def did_you_mean(suggestion: str | None, install: str | None) -> str:
-    """" Did you mean 'eagle' (not installed: pip install specdec-eagle)?"; empty without a suggestion."""
+    """ " Did you mean 'eagle' (not installed: pip install specdec-eagle)?"; empty without a suggestion."""
     if suggestion is None:
         return ""
     return f" Did you mean {suggestion!r}" + (f" (not installed: pip install {install})?" if install else "?")

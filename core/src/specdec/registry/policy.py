@@ -90,7 +90,8 @@ class Policy:
         listed = ", ".join(sorted(known))
         normalised = {canonicalize_name(name) for name in known}
         warnings = []
-        for setting, names in (*self.allow, *self.block, ("plugins.prefer", frozenset(self.prefer))):
+        preferences = ("plugins.prefer", frozenset(self.prefer) | frozenset(self.prefer.values()))
+        for setting, names in (*self.allow, *self.block, preferences):
             for name in sorted(names):
                 if canonicalize_name(name) not in normalised:
                     close = difflib.get_close_matches(name, known, n=1)

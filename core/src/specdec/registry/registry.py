@@ -182,9 +182,13 @@ class Registry:
     ) -> tuple[list[AttentionBackend], list[str]]:
         """The backends that can serve, and for each other one why not."""
         suitable, refused = [], []
-        for name in dict.fromkeys(entry.name for entry in self._entries if entry.kind == "attention_backend"):
+        backends = {str(entry.name): entry for entry in self._entries if entry.kind == "attention_backend"}
+        for name, entry in backends.items():
+            if entry.status == "blocked":
+                refused.append(f"{name}: {entry.detail}")
+                continue
             try:
-                backend, reasons = self._backend(str(name), requirements, engine)
+                backend, reasons = self._backend(name, requirements, engine)
             except SpecdecError as error:
                 cause = error.__cause__ or error
                 logger.warning("Attention backend %r is passed over: %s: %s", name, type(cause).__name__, error)

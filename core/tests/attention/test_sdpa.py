@@ -122,7 +122,9 @@ def make_layer(heads=6, kv_heads=2, dim=16, v_dim=None, **facts):
 
 
 def check(scene, tolerance=1e-5):
-    torch.testing.assert_close(scene.run(), scene.expected(), atol=tolerance, rtol=tolerance)
+    found = scene.run()
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, scene.expected(), atol=tolerance, rtol=tolerance)
 
 
 FACTS = {

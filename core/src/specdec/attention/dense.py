@@ -57,7 +57,7 @@ def dense_attention(
         [..., Q, num_heads, v_head_dim], contiguous, in the dtype of ``query``.
     """
     num_heads, num_kv_heads = query.shape[-2], key.shape[-2]
-    grouped = query.float().unflatten(-2, (num_kv_heads, num_heads // num_kv_heads))
+    grouped = query.float().reshape(*query.shape[:-2], num_kv_heads, num_heads // num_kv_heads, query.shape[-1])
     scores = torch.einsum("...qhgd,...khd->...hgqk", grouped, key.float()) * scaling
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)

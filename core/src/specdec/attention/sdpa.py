@@ -1,7 +1,7 @@
 """The built-in attention backend, over torch's scaled dot-product attention; works on every device torch has.
 
-New K/V are written to their slots, then the requests of a step are served in groups: requests with few queries of about the
-same count and context length share one padded call, longer prefill chunks get a call of their own. What depends on
+New K/V are written to their slots, then the requests of a step are served in groups: requests with few queries of about
+the same count and context length share one padded call, longer prefill chunks get a call of their own. What depends on
 the step alone (which slots a group reads, who sees whom) is computed once per step and kind of layer::
 
     group of two requests, 2 and 3 queries, contexts of 5 and 7 tokens; columns are positions, x may be seen
@@ -19,6 +19,7 @@ Soft caps and attention sinks take an explicit float32 path.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,7 +40,7 @@ MAX_SHARED_QUERIES = 64
 """Requests with more queries than this get a call of their own."""
 
 MAX_SCORES = 1 << 25
-"""Queries of one call are split so that queries x heads x keys stays below this, which bounds the memory of scores and masks."""
+"""Queries of one call are split so that queries x heads x keys stays below this; bounds the memory of scores."""
 
 
 @define(eq=False)
@@ -134,14 +135,14 @@ class _Requests:
 
 
 def _grouped(batch: PackedBatch) -> list[_Requests]:
-    """Split the batch into groups: by number of queries (powers of two) and by context length (within a factor of 2)."""
+    """Split the batch: by number of queries (powers of two) and by context length (within a factor of 2)."""
     count = batch.seq_lens.shape[0]
     if batch.input_ids.device.type != "cpu" and batch.max_query_len <= MAX_SHARED_QUERIES:
         # One padded group: reading the lengths would make the host wait for the device.
         even = count == 1
         return [_Requests(range(count), batch.max_query_len, batch.max_seq_len, even, 0 if even else None)]
     starts, contexts = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
-    queries = [end - begin for begin, end in zip(starts, starts[1:], strict=False)]
+    queries = [end - begin for begin, end in itertools.pairwise(starts)]
     groups: list[list[int]] = []
     shared: dict[int, list[int]] = {}
     for request, length in enumerate(queries):
@@ -218,7 +219,7 @@ class _Group:
         """Packed query, key, value of the step -> [n * Q, num_heads, v_head_dim]."""
         first, size = self._requests.first_token, self._count * self._requests.query_len
         queries = query[first : first + size] if first is not None else query.index_select(0, self._rows)
-        queries = queries.unflatten(0, (self._count, -1))
+        queries = queries.view(self._count, -1, *queries.shape[1:])
         explicit = layer.softcap is not None or sinks is not None
         if first is not None and not explicit and self._is_plain_prefill(layer):
             return _causal(queries, key[None, first : first + size], value[None, first : first + size], layer.scaling)
@@ -250,8 +251,9 @@ class _Group:
         kv, slots = cache.layers[layer_index], columns.slots
         if isinstance(slots, slice):
             return kv.keys[slots].unsqueeze(0), kv.values[slots].unsqueeze(0)
+        keys, values = kv.keys.index_select(0, slots), kv.values.index_select(0, slots)
         shape = (self._count, columns.num_keys)
-        return kv.keys.index_select(0, slots).unflatten(0, shape), kv.values.index_select(0, slots).unflatten(0, shape)
+        return keys.view(*shape, *keys.shape[1:]), values.view(*shape, *values.shape[1:])
 
     def _columns_of(self, window: int | None, chunk: int | None) -> _Columns:
         columns = self._columns.get((window, chunk))
@@ -263,10 +265,8 @@ class _Group:
         query_len, kv_len = self._requests.query_len, self._requests.kv_len
         begin = torch.zeros_like(self._kv_lens)
         num_keys = kv_len
-        for size, first_seen in (
-            (window, self._positions[:, 0] + 1 - (window or 0)),
-            (chunk, self._chunk_start(chunk)),
-        ):
+        first = self._positions[:, 0]
+        for size, first_seen in ((window, first + 1 - (window or 0)), (chunk, first - first % (chunk or 1))):
             if size is not None:
                 begin = torch.maximum(begin, first_seen)
                 num_keys = min(num_keys, size + query_len - 1)
@@ -282,9 +282,6 @@ class _Group:
             allowed = self._visible(places, inside, window, chunk)
         return _Columns(self._as_slice(slots), num_keys, allowed)
 
-    def _chunk_start(self, chunk: int | None) -> Tensor:
-        return self._positions[:, 0] - (self._positions[:, 0] % chunk if chunk else 0)
-
     def _as_slice(self, slots: Tensor) -> Tensor | slice:
         if self._count > 1 or slots.device.type != "cpu":
             return slots
@@ -293,7 +290,7 @@ class _Group:
         return slice(first, last + 1) if in_a_row else slots
 
     def _visible(self, places: Tensor, inside: Tensor, window: int | None, chunk: int | None) -> Tensor:
-        """bool [n, Q, L] for columns at ``places`` [n, L] of each request's cache, ``inside`` clamped to its context."""
+        """bool [n, Q, L] for columns at ``places`` [n, L] of each request; ``inside`` is clamped to its context."""
         in_context = (places < self._kv_lens[:, None])[:, None]
         if self._parents is None:
             return visible(self._positions, inside, window, chunk) & in_context
@@ -348,7 +345,7 @@ def _masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
     count, query_len, num_heads, head_dim = query.shape
     num_kv_heads = key.shape[2]
     shared = num_heads // num_kv_heads
-    folded = query.unflatten(2, (num_kv_heads, shared)).permute(0, 2, 3, 1, 4)
+    folded = query.reshape(count, query_len, num_kv_heads, shared, head_dim).permute(0, 2, 3, 1, 4)
     out = F.scaled_dot_product_attention(
         folded.reshape(count, num_kv_heads, shared * query_len, head_dim),
         key.transpose(1, 2),
@@ -356,12 +353,12 @@ def _masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
         attn_mask=mask,
         scale=scaling,
     )
-    unfolded = out[..., : value.shape[-1]].unflatten(2, (shared, query_len)).permute(0, 3, 1, 2, 4)
-    return unfolded.reshape(count, query_len, num_heads, -1)
+    unfolded = out.view(count, num_kv_heads, shared, query_len, -1)[..., : value.shape[-1]].permute(0, 3, 1, 2, 4)
+    return unfolded.contiguous().view(count, query_len, num_heads, -1)
 
 
 def _widened(value: Tensor, key: Tensor) -> Tensor:
-    """Values padded with zeros to the width of the keys: torch's fused kernels want one width (multi-head latent attention)."""
+    """Values padded with zeros to the keys' width, as torch's fused kernels want (multi-head latent attention)."""
     missing = key.shape[-1] - value.shape[-1]
     return F.pad(value, (0, missing)) if missing > 0 else value
 

@@ -1,0 +1,1 @@
+"""Transformers models as targets: finding, loading, checking and running them."""

@@ -1,9 +1,9 @@
 """Where a transformers model's attention meets the engine's attention backend.
 
-The function `attention_forward` is registered with transformers' attention interface under `ATTENTION_NAME`. No mask function is
-registered under that name, so models build no masks and the backend alone decides who sees whom. What the layers of a step share
-(backend, plan) is kept in a context of the running thread, because keyword arguments given to a model do not reach
-every architecture's attention.
+The function `attention_forward` is registered with transformers' attention interface under `ATTENTION_NAME`. No mask
+function is registered under that name, so models build no masks and the backend alone decides who sees whom. What the
+layers of a step share (backend, plan) is kept in a context of the running thread, because keyword arguments given to a
+model do not reach every architecture's attention.
 
 Three contexts exist: `StepContext` (a forward pass of the engine), `ReferenceContext` (dense causal attention
 without a cache, for checks at load) and `specdec.target.trace.TraceContext` (records what each layer asks for).
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from attrs import frozen
 
 from specdec.attention.dense import dense_attention, visible
 
@@ -53,11 +54,29 @@ class AttentionContext(Protocol):
         """Attend for a call that came through transformers' attention interface."""
 
 
+@frozen
+class QueryScale:
+    """Scaling of queries by position: ``log1p(floor((position + 1) / floor_scale)) * attn_scale + 1`` (Llama 4)."""
+
+    floor_scale: float
+    attn_scale: float
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """int64 [T] -> float32 [T, 1, 1]."""
+        steps = torch.floor((positions.float() + 1.0) / self.floor_scale)
+        return (torch.log1p(steps) * self.attn_scale + 1.0)[:, None, None]
+
+
 class _Running(threading.local):
     context: AttentionContext | None = None
 
 
 _running = _Running()
+
+
+def current() -> AttentionContext | None:
+    """The context that answers attention calls of this thread now."""
+    return _running.context
 
 
 def _context() -> AttentionContext:
@@ -132,32 +151,30 @@ def attention_forward(
 
 def register() -> None:
     """Make `attention_forward` known to transformers under `ATTENTION_NAME` and `TRACE_NAME`."""
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    from specdec.target.trace import mask_for_trace
 
     AttentionInterface.register(ATTENTION_NAME, attention_forward)
     AttentionInterface.register(TRACE_NAME, attention_forward)
+    AttentionMaskInterface.register(TRACE_NAME, mask_for_trace)
 
 
-class StepContext:
-    """Hands every attention call of one forward pass to the backend."""
-
-    __slots__ = ("_backend_attend", "_index_of", "_layers", "_plan")
+class _LayerContext:
+    """What both kinds of contexts share: from a module to its layer."""
 
     def __init__(
         self,
-        backend: AttentionBackend,
-        plan: Any,
         layers: Sequence[AttentionLayer],
         index_of: Mapping[nn.Module, int],
+        query_scales: Mapping[int, QueryScale],
     ) -> None:
-        self._backend_attend = backend.attend
-        self._plan = plan
         self._layers = layers
         self._index_of = index_of
+        self._query_scales = query_scales
 
     def attend(self, layer_index: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-        """See `AttentionContext.attend`."""
-        return self._backend_attend(query, key, value, self._layers[layer_index], self._plan, sinks)
+        raise NotImplementedError
 
     def attend_module(
         self,
@@ -170,20 +187,59 @@ class StepContext:
         options: Mapping[str, Any],
     ) -> Tensor:
         """See `AttentionContext.attend_module`."""
-        layer = self._layers[self._index_of[module]]
-        return self._backend_attend(query, key, value, layer, self._plan, options.get("s_aux"))
+        return self.attend(self._index_of[module], query, key, value, options.get("s_aux"))
+
+    def _scaled(self, layer_index: int, query: Tensor, positions: Tensor) -> Tensor:
+        scale = self._query_scales.get(layer_index)
+        return query if scale is None else (query * scale.factors(positions)).to(query.dtype)
 
 
-class ReferenceContext:
+class StepContext(_LayerContext):
+    """Hands every attention call of one forward pass to the backend."""
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        plan: Any,
+        layers: Sequence[AttentionLayer],
+        index_of: Mapping[nn.Module, int],
+        query_scales: Mapping[int, QueryScale],
+        positions: Tensor,
+    ) -> None:
+        """Serve one step.
+
+        Args:
+            backend: the engine's attention backend.
+            plan: what ``backend.plan`` returned for this step.
+            layers: facts about the attention layers.
+            index_of: which module is which layer.
+            query_scales: layers whose queries are scaled by position.
+            positions: int64 [T].
+        """
+        super().__init__(layers, index_of, query_scales)
+        self._backend_attend = backend.attend
+        self._plan = plan
+        self._positions = positions
+
+    def attend(self, layer_index: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+        """See `AttentionContext.attend`."""
+        if self._query_scales:
+            query = self._scaled(layer_index, query, self._positions)
+        return self._backend_attend(query, key, value, self._layers[layer_index], self._plan, sinks)
+
+
+class ReferenceContext(_LayerContext):
     """Dense causal attention over the tokens of one forward pass, without a cache.
 
-    Used at load: fusion passes compare fused with original modules under it, and the packed forward is compared with the model's own.
+    Used at load: fusion passes compare fused with original modules under it, and the packed forward is compared with
+    the model's own.
     """
 
     def __init__(
         self,
         layers: Sequence[AttentionLayer],
         index_of: Mapping[nn.Module, int],
+        query_scales: Mapping[int, QueryScale],
         positions: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> None:
@@ -192,11 +248,11 @@ class ReferenceContext:
         Args:
             layers: facts about the attention layers.
             index_of: which module is which layer.
+            query_scales: layers whose queries are scaled by position.
             positions: int64 [T]; None: one sequence that starts at 0, of any length.
             segments: int64 [T]: which sequence each token belongs to; None: all to one.
         """
-        self._layers = layers
-        self._index_of = index_of
+        super().__init__(layers, index_of, query_scales)
         self._positions = positions
         self._segments = segments
         self.called: list[int] = []
@@ -212,17 +268,5 @@ class ReferenceContext:
         allowed = visible(positions, positions, layer.sliding_window, layer.chunk_size)
         if self._segments is not None:
             allowed &= self._segments[:, None] == self._segments[None, :]
+        query = self._scaled(layer_index, query, positions)
         return dense_attention(query, key, value, allowed, layer.scaling, layer.softcap, sinks)
-
-    def attend_module(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Any,
-        scaling: float | None,
-        options: Mapping[str, Any],
-    ) -> Tensor:
-        """See `AttentionContext.attend_module`."""
-        return self.attend(self._index_of[module], query, key, value, options.get("s_aux"))

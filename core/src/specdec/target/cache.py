@@ -1,0 +1,55 @@
+"""Where converted checkpoints are kept, and how a file or folder gets there once, whole and by one process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def cache_root(cache_dir: str | None = None) -> Path:
+    """The cache directory: the argument, else ``$SPECDEC_CACHE``, else ``specdec`` below the user's cache directory."""
+    if cache_dir is not None:
+        return Path(cache_dir).expanduser()
+    if "SPECDEC_CACHE" in os.environ:
+        return Path(os.environ["SPECDEC_CACHE"]).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "specdec"
+
+
+@contextmanager
+def creating(entry: Path) -> Iterator[Path | None]:
+    """Create a cache entry atomically: yields the path to write, or None when the entry exists.
+
+    A lock beside the entry makes other processes wait; the entry appears by a rename when the block ends without an
+    error. What an interrupted process left is removed by the next one.
+    """
+    from filelock import FileLock
+
+    if entry.exists():
+        yield None
+        return
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    partial = entry.with_name(entry.name + ".partial")
+    with FileLock(entry.with_name(entry.name + ".lock")):
+        if entry.exists():
+            yield None
+            return
+        _remove(partial)
+        try:
+            yield partial
+            partial.rename(entry)
+        finally:
+            _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

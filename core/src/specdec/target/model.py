@@ -1,0 +1,227 @@
+"""The target model: a transformers causal language model over packed tokens and the paged KV cache.
+
+What happens when a target is made, in this order: the model's own attention gives the logits of two short sequences;
+the attention layers are traced and checked against them; fusion passes replace what they can, and the result is checked
+once more.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specdec.attention.interface import AttentionBackend, KVCache, LayerKV
+from specdec.errors import UnsupportedModelError
+from specdec.target import bridge
+from specdec.target.cache import cache_root
+from specdec.target.gguf import converted
+from specdec.target.loading import GGUF_DTYPE, choose_device, load_config, load_model
+from specdec.target.parts import ModelParts, text_part
+from specdec.target.resolve import resolve_model
+from specdec.target.support import architecture_reasons, refuse
+from specdec.target.taps import Taps
+from specdec.target.tokenizer import eos_token_ids, load_tokenizer
+from specdec.target.trace import Trace, check_packed, own_logits, trace
+from specdec.types import AttentionRequirements, Needs, TargetInfo, TargetOutput
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from specdec.config import EngineConfig
+    from specdec.types import PackedBatch
+
+logger = logging.getLogger(__name__)
+
+
+def load_target(config: EngineConfig) -> TargetModel:
+    """Find, load, check and fuse the target an engine configuration names.
+
+    Raises:
+        ModelNotFoundError: nothing under this name.
+        ModelLoadError: files are truncated, unreadable or incomplete.
+        UnsupportedModelError: the architecture cannot be a target; all reasons are listed.
+        ConfigError: the device is not there.
+    """
+    device = choose_device(config.device)
+    found = resolve_model(config.model, config.cache_dir, trust_remote_code=config.trust_remote_code)
+    path, dtype = found.path, str(config.dtype)
+    if found.kind == "gguf":
+        dtype = GGUF_DTYPE if dtype == "auto" else dtype
+        path = converted(path, dtype, cache_root(config.cache_dir))
+    hf_config = load_config(config.model, path, trust_remote_code=config.trust_remote_code)
+    tokenizer = load_tokenizer(
+        path, config.tokenizer, cache_dir=config.cache_dir, trust_remote_code=config.trust_remote_code
+    )
+    return TargetModel.from_model(
+        load_model(
+            config.model, path, hf_config, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
+        ),
+        name=config.model,
+        path=path,
+        tokenizer=tokenizer,
+        fuse=config.fuse,
+    )
+
+
+class TargetModel:
+    """Runs packed batches through the target; see the module's docstring."""
+
+    def __init__(self, parts: ModelParts, traced: Trace, info: TargetInfo, tokenizer: Any) -> None:
+        """Hold a checked model; use `from_model` or `load_target` to make one."""
+        self.info = info
+        self.tokenizer = tokenizer
+        weight = next(parts.model.parameters())
+        self.device: torch.device = weight.device
+        self.dtype: torch.dtype = parts.dtype
+        self.model = parts.model
+        """The transformers model, possibly with fused modules in place of some of its own."""
+        self._parts = parts
+        self._trace = traced
+        self._taps = Taps(parts, Needs())
+        self._backend: AttentionBackend | None = None
+        self._cache: KVCache | None = None
+
+    @classmethod
+    def from_model(
+        cls, model: nn.Module, *, name: str, path: Path | None = None, tokenizer: Any = None, fuse: bool = True
+    ) -> TargetModel:
+        """Make a target of a transformers model in memory; the model is changed in place.
+
+        Args:
+            model: a causal language model, or a multimodal model that holds one; in evaluation mode.
+            name: as the user named it.
+            path: its checkpoint directory, when there is one.
+            tokenizer: its tokenizer, when there is one.
+            fuse: replace modules by faster ones where that is proven to give the same results.
+
+        Raises:
+            UnsupportedModelError: it cannot be a target; all reasons are listed.
+        """
+        bridge.register()
+        generation_config = getattr(model, "generation_config", None)
+        parts = text_part(model)
+        del model  # towers of other modalities go with it
+        config = parts.config
+        reasons = architecture_reasons(config, type(parts.model))
+        if reasons:
+            raise refuse(name, config.model_type, reasons)
+        max_positions = max_position_embeddings(config)
+        try:
+            own = own_logits(parts.model, config, parts.device)
+            traced = trace(parts.model, parts.logits, config, max_positions)
+            reasons = list(traced.reasons) or check_packed(traced, parts.logits, config, own)
+        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+            reasons = [f"a forward pass over a few tokens fails: {type(error).__name__}: {error}"]
+            raise refuse(name, config.model_type, reasons) from error
+        if reasons:
+            raise refuse(name, config.model_type, reasons)
+        if fuse:
+            _fuse(parts, traced, own, name)
+        info = TargetInfo(
+            model=name,
+            model_type=config.model_type,
+            path=path,
+            hf_config=config,
+            vocab_size=traced.vocab_size,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_hidden_layers,
+            max_position_embeddings=max_positions,
+            eos_token_ids=eos_token_ids(generation_config, config, tokenizer),
+        )
+        return cls(parts, traced, info, tokenizer)
+
+    def requirements(self, block_size: int, trees: bool = False) -> AttentionRequirements:
+        """What an attention backend must be able to do for this target."""
+        return AttentionRequirements(
+            layers=self._trace.layers,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=self.device.type,
+            block_size=block_size,
+            trees=trees,
+        )
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K/V that one token takes over all layers."""
+        size = self.dtype.itemsize
+        return sum(size * layer.num_kv_heads * (layer.head_dim + layer.v_head_dim) for layer in self._trace.layers)
+
+    def allocate_kv_cache(self, num_blocks: int, block_size: int) -> KVCache:
+        """Make the paged cache, all zeros; on the CPU pages cost memory only once they are written."""
+        slots = num_blocks * block_size
+        layers = tuple(
+            LayerKV(
+                keys=self._zeros(slots, layer.num_kv_heads, layer.head_dim),
+                values=self._zeros(slots, layer.num_kv_heads, layer.v_head_dim),
+            )
+            for layer in self._trace.layers
+        )
+        return KVCache(layers, num_blocks, block_size)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        import numpy as np
+
+        # numpy's zeros come from calloc, which hands out untouched pages; torch's are written.
+        raw = np.zeros(shape, dtype=np.int32 if self.dtype.itemsize == 4 else np.int16)
+        return torch.from_numpy(raw).view(self.dtype)
+
+    def bind(self, backend: AttentionBackend, cache: KVCache, needs: Needs) -> None:
+        """Set what forward passes use, and install the hidden-state taps that ``needs`` asks for.
+
+        Raises:
+            UnsupportedModelError: ``needs`` names layers that do not exist.
+        """
+        self._taps.remove()
+        self._taps = Taps(self._parts, needs)
+        self._backend = backend
+        self._cache = cache
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch) -> TargetOutput:
+        """Run a packed batch: write its K/V, return logits of ``batch.logits_indices`` and tapped hidden states."""
+        if self._backend is None or self._cache is None:
+            raise RuntimeError("TargetModel.forward before bind")
+        traced = self._trace
+        context = bridge.StepContext(
+            self._backend,
+            self._backend.plan(batch, self._cache),
+            traced.layers,
+            traced.index_of,
+            traced.query_scales,
+            batch.positions,
+        )
+        with bridge.using(context):
+            logits = self._parts.logits(batch.input_ids, batch.positions, batch.logits_indices)
+        return self._taps.output(logits)
+
+
+def max_position_embeddings(config: Any) -> int:
+    """The number of positions a model was made for; 2**20 when its configuration sets no bound."""
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 1 << 20
+
+
+def _fuse(parts: ModelParts, traced: Trace, own: tuple[Tensor, Tensor], name: str) -> None:
+    """Run the fusion passes under a reference context, then compare once more with the model's own logits."""
+    try:
+        from specdec.target.fusion import fuse
+    except ModuleNotFoundError:  # TODO: goes when the passes land
+        return
+    with bridge.using(bridge.ReferenceContext(traced.layers, traced.index_of, traced.query_scales)):
+        done = fuse(parts.model)
+    if done:
+        logger.debug("%s: fused %s", name, ", ".join(done))
+    reasons = check_packed(traced, parts.logits, parts.config, own)
+    if reasons:
+        raise UnsupportedModelError(
+            f"model: {name!r}: fused modules give other results than the model's own ({reasons[0]}); set fuse = false",
+            reasons=reasons,
+        )

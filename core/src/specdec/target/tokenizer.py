@@ -1,0 +1,137 @@
+"""The target's tokenizer, its end-of-sequence ids and its chat template."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
+from specdec.target.gguf import CONVERSION_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+    "*.tiktoken",
+)
+"""A checkpoint directory with none of these has no tokenizer."""
+
+
+def load_tokenizer(
+    path: Path, wanted: str | None = None, *, cache_dir: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """Load a tokenizer.
+
+    Args:
+        path: the model's checkpoint directory.
+        wanted: a directory or hub id to take the tokenizer from instead.
+        cache_dir: specdec's cache directory.
+        trust_remote_code: run Python files that come with it.
+
+    Returns:
+        A transformers tokenizer, or None when the checkpoint has none: such a model takes and gives token ids only.
+
+    Raises:
+        ModelNotFoundError: ``wanted`` is not there.
+        ModelLoadError: tokenizer files exist but cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    if wanted is not None:
+        path = _directory(wanted, cache_dir, trust_remote_code)
+    if not any(True for pattern in TOKENIZER_FILES for _ in path.glob(pattern)):
+        if wanted is not None:
+            raise ModelNotFoundError(f"tokenizer: {wanted!r} has no tokenizer files")
+        _say_why_there_is_none(path)
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise ModelLoadError(
+            f"{path}: its tokenizer cannot be loaded: {type(error).__name__}: {lines[0]}. "
+            "Set tokenizer to another directory, or remove the tokenizer's files to work with token ids alone"
+        ) from error
+
+
+def _directory(wanted: str, cache_dir: str | None, trust_remote_code: bool) -> Path:
+    from specdec.target.resolve import resolve_model
+
+    path = Path(wanted).expanduser()
+    if path.is_dir():
+        return path
+    found = resolve_model(wanted, cache_dir, trust_remote_code=trust_remote_code)
+    if found.kind != "directory":
+        raise ModelNotFoundError(
+            f"tokenizer: {wanted!r} is a GGUF file; give a directory with tokenizer files, or a hub id"
+        )
+    return found.path
+
+
+def _say_why_there_is_none(path: Path) -> None:
+    problem = None
+    if (path / CONVERSION_FILE).is_file():
+        problem = json.loads((path / CONVERSION_FILE).read_text(encoding="utf-8")).get("tokenizer_problem")
+    logger.warning(
+        "%s has no tokenizer%s: prompts must be token ids, and outputs have no text",
+        path,
+        f" ({problem})" if problem else "",
+    )
+
+
+def eos_token_ids(*sources: Any) -> tuple[int, ...]:
+    """End-of-sequence ids of generation config, model config and tokenizer together, sorted.
+
+    Args:
+        sources: objects whose ``eos_token_id`` is an id, a list of ids, None or missing; None is passed over.
+    """
+    ids: set[int] = set()
+    for source in sources:
+        found = getattr(source, "eos_token_id", None)
+        ids.update([found] if isinstance(found, int) else found or ())
+    return tuple(sorted(ids))
+
+
+def apply_chat_template(tokenizer: Any, messages: Sequence[dict[str, Any]], *, model: str) -> list[int]:
+    """Token ids of a conversation, ending where the assistant's answer begins.
+
+    Args:
+        tokenizer: the target's tokenizer or None.
+        messages: dicts with ``role`` and ``content``.
+        model: as the user named it, for messages.
+
+    Raises:
+        InvalidRequestError: no tokenizer, no chat template, or messages that do not fit it.
+    """
+    if tokenizer is None:
+        raise InvalidRequestError(
+            f"chat: the model {model!r} has no tokenizer; set tokenizer, or use generate with token ids"
+        )
+    if not getattr(tokenizer, "chat_template", None):
+        raise InvalidRequestError(
+            f"chat: the model {model!r} has no chat template (it may be a base model); use generate with a plain prompt"
+        )
+    if not messages:
+        raise InvalidRequestError("chat: the conversation is empty")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise InvalidRequestError(
+                f"chat: message {number} must be a dict with 'role' and 'content', got {message!r}"
+            )
+    try:
+        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # templates are programs that come with models
+        raise InvalidRequestError(f"chat: the messages do not fit the chat template of {model!r}: {error}") from error
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids

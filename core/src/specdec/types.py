@@ -150,7 +150,8 @@ class Rows:
     """
 
     logits: Tensor
-    """float32 [R, V]: processed logits; for rows at temperature 0 they are unscaled."""
+    """[R, V]: processed logits, float32, or the model's dtype when no option changed them. They are not divided by the
+    temperature: the law of a row is ``softmax(logits / temperature)``, and the argmax at temperature 0."""
     row_start: Tensor
     """int32 [B + 1]."""
     request_index: Tensor
@@ -158,6 +159,8 @@ class Rows:
     positions: Tensor
     """int64 [R]: the sequence position of the token that the row chooses."""
     num_requests: int
+    max_draft_tokens: int | None = None
+    """The most draft tokens of any request, for shapes that must be known without asking the device; None: not known."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -165,7 +168,8 @@ class Verdict:
     """What a verifier decided: 1 to k + 1 tokens per request."""
 
     token_ids: Tensor
-    """int64 [B, K + 1]: the accepted draft tokens and the recovered or bonus token, padded with -1."""
+    """int64 [B, K + 1]: the accepted draft tokens and the recovered or bonus token, padded with -1. In place of the last
+    one a code of `specdec.sampling.outcome` (below -1) says that its row gave no token."""
     num_tokens: Tensor
     """int32 [B]: how many of them count; accepted draft tokens + 1."""
     accepted_nodes: Tensor | None = None

@@ -1,0 +1,71 @@
+"""The first tokens of a row by logit, the lower token id first among equals, without sorting the vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from specdec.sampling.cpu.bits import LOWEST_KEY, order_key
+
+_SPAN = 64
+_TOKEN_BITS = np.int64(0xFFFFFFFF)
+
+
+@njit(inline="always")
+def rank_key(value: Any, token: Any) -> Any:
+    """An int64 that is larger for what ranks before: a larger logit, then a lower token id."""
+    return (np.int64(order_key(value)) << np.int64(32)) | (_TOKEN_BITS - np.int64(token))
+
+
+@njit(inline="always")
+def token_of(key: Any) -> Any:
+    """The token id in a rank key."""
+    return _TOKEN_BITS - (key & _TOKEN_BITS)
+
+
+@njit(inline="always")
+def _sift_down(heap: Any, size: Any, key: Any) -> None:
+    """Put ``key`` at the root of a min-heap and let it sink to its place."""
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= key:
+            break
+        heap[i] = heap[child]
+        i = child
+    heap[i] = key
+
+
+@njit(nogil=True, cache=True)
+def best_keys(row: Any, count: Any) -> Any:
+    """The rank keys of the ``count`` first tokens, first one first."""
+    heap = np.full(count, np.int64(-0x7FFFFFFFFFFFFFFF), dtype=np.int64)
+    for start in range(0, row.shape[0], _SPAN):
+        span = row[start : start + _SPAN]
+        top = LOWEST_KEY
+        for i in range(span.shape[0]):
+            top = np.int32(max(top, order_key(span[i])))
+        # An equal logit further on has a higher token id and ranks behind.
+        if np.int64(top) <= heap[0] >> np.int64(32):
+            continue
+        for i in range(span.shape[0]):
+            key = rank_key(span[i], start + i)
+            if key > heap[0]:
+                _sift_down(heap, count, key)
+    heap.sort()
+    return heap[::-1]
+
+
+@njit("void(float32[:,::1], int64[:,::1])", cache=True, nogil=True)
+def first_tokens(logits: Any, out: Any) -> None:
+    """Write the first ``out.shape[1]`` tokens of each row of ``logits`` [R, V] into ``out`` [R, n]."""
+    for r in range(logits.shape[0]):
+        keys = best_keys(logits[r], out.shape[1])
+        for i in range(out.shape[1]):
+            out[r, i] = token_of(keys[i])

@@ -1,0 +1,36 @@
+"""What stands in place of a token id when a row of logits gives no token.
+
+A code travels through the verdict like a token (no draft token equals it, so a run always ends there), and the engine
+fails that request alone.
+"""
+
+from __future__ import annotations
+
+from specdec.sampling.params import SamplingParams
+
+NAN_LOGITS = -2
+"""The row has a NaN (or, at temperature above 0, +inf)."""
+NO_TOKEN_LEFT = -3
+"""Every token of the row is masked."""
+
+
+def failure_message(code: int, params: SamplingParams) -> str:
+    """Why a request whose row gave ``code`` cannot go on."""
+    if code == NAN_LOGITS:
+        return (
+            "The target model returned logits that are not numbers (NaN or infinity) for this request. Half precision "
+            'may overflow with this model: try dtype "float32".'
+        )
+    options = [
+        name
+        for name, used in (
+            ("allowed_token_ids", params.allowed_token_ids is not None),
+            ("bad_words", bool(params.bad_words or params.bad_words_token_ids)),
+            ("min_tokens", params.min_tokens > 0),
+        )
+        if used
+    ]
+    if not options:
+        return "No token can be chosen: the logits are -inf for the whole vocabulary."
+    verb = "leaves" if len(options) == 1 else "together leave"
+    return f"No token can be chosen: {' and '.join(options)} {verb} none of the vocabulary."

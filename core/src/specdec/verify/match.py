@@ -1,0 +1,108 @@
+"""The `match` verifier: sample the target at every row, keep the longest drafted path that equals the samples.
+
+The sample of a row is the ordinary sampler's, with the row's own position-keyed noise, so the tokens are exactly
+those that decoding without a draft gives: lossless at any temperature, and independent of the draft. For a draft that
+was chosen without looking at the noise, a draft token is accepted with the target's probability of it, as in
+rejection sampling of one-hot drafts (algorithm "sample and match"; for trees the collapsed form of recursive
+rejection with deterministic children).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from specdec.sampling.sampler import sample
+from specdec.types import PLACEHOLDER_TOKEN_ID, Verdict
+from specdec.verify.base import Verifier
+
+if TYPE_CHECKING:
+    from specdec.sampling.batch import SamplingBatch
+    from specdec.types import Draft, Rows
+
+
+class MatchVerifier(Verifier):
+    """Accepts draft tokens that equal the target's own samples; for chains and trees, without host synchronisation.
+
+    A row that gives no token (NaN, or everything masked) ends its run with a code of `specdec.sampling.outcome` in
+    place of a token id, unless the row is not reached.
+    """
+
+    name: ClassVar[str] = "match"
+    lossless: ClassVar[bool] = True
+    accepts_trees: ClassVar[bool] = True
+    needs_draft_probs: ClassVar[bool] = False
+
+    def verify(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
+        """Choose the tokens of this step; see `specdec.verify.base.Verifier.verify`."""
+        samples = sample(rows.logits, rows, sampling)
+        if draft.token_ids.shape[0] == 0:
+            return Verdict(
+                token_ids=samples[:, None],
+                num_tokens=torch.ones(rows.num_requests, dtype=torch.int32, device=samples.device),
+                accepted_nodes=None if draft.parents is None else draft.parents.new_empty(rows.num_requests, 0),
+            )
+        return _match_chains(rows, draft, samples) if draft.parents is None else _match_trees(rows, draft, samples)
+
+
+def _match_chains(rows: Rows, draft: Draft, samples: Tensor) -> Verdict:
+    counts = draft.num_draft_tokens.long()
+    first_row = rows.row_start[:-1].long()
+    place = torch.arange(_longest(rows, draft) + 1, device=samples.device)
+    row = (first_row[:, None] + place).clamp(max=samples.shape[0] - 1)
+    chosen = samples[row]
+    # Request r has one row more than draft tokens, so its first draft token is number first_row[r] - r.
+    first_draft = first_row - torch.arange(rows.num_requests, device=samples.device)
+    drafted = draft.token_ids[(first_draft[:, None] + place[:-1]).clamp(max=draft.token_ids.shape[0] - 1)]
+    agrees = (drafted == chosen[:, :-1]) & (place[:-1] < counts[:, None])
+    num_accepted = agrees.long().cumprod(dim=1).sum(dim=1)
+    return Verdict(
+        token_ids=chosen.masked_fill(place > num_accepted[:, None], PLACEHOLDER_TOKEN_ID),
+        num_tokens=(num_accepted + 1).int(),
+    )
+
+
+def _match_trees(rows: Rows, draft: Draft, samples: Tensor) -> Verdict:
+    """Walk every request's tree from its root, one depth at a time."""
+    device = samples.device
+    num_nodes = draft.token_ids.shape[0]
+    parents = _parents_of(draft)
+    first_row = rows.row_start[:-1].long()
+    request = torch.arange(rows.num_requests, device=device)
+    owner = rows.request_index[torch.arange(rows.logits.shape[0], device=device) != first_row[rows.request_index]]
+    node_index = torch.arange(num_nodes, device=device) - (first_row - request)[owner]
+    node = torch.full_like(request, -1)
+    walking = torch.ones_like(request, dtype=torch.bool)
+    tokens, nodes = [samples[first_row]], []
+    for _ in range(_longest(rows, draft)):
+        fits = walking[owner] & (parents == node[owner]) & (draft.token_ids == tokens[-1][owner])
+        # The first of several equal children.
+        child = torch.full_like(request, num_nodes).scatter_reduce(
+            0, owner, node_index.where(fits, num_nodes), reduce="amin"
+        )
+        walking = child < num_nodes
+        node = child.where(walking, node)
+        nodes.append(child.where(walking, PLACEHOLDER_TOKEN_ID))
+        tokens.append(samples[first_row + node + 1].where(walking, PLACEHOLDER_TOKEN_ID))
+    accepted = torch.stack(nodes, dim=1)
+    return Verdict(
+        token_ids=torch.stack(tokens, dim=1),
+        num_tokens=((accepted >= 0).sum(dim=1) + 1).int(),
+        accepted_nodes=accepted.int(),
+    )
+
+
+def _parents_of(draft: Draft) -> Tensor:
+    assert draft.parents is not None
+    return draft.parents.long()
+
+
+def _longest(rows: Rows, draft: Draft) -> int:
+    """The most draft tokens any request can have accepted, known without asking the device."""
+    if rows.max_draft_tokens is not None:
+        return rows.max_draft_tokens
+    return (
+        int(draft.num_draft_tokens.max()) if draft.num_draft_tokens.device.type == "cpu" else draft.token_ids.shape[0]
+    )

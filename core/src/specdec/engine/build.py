@@ -15,8 +15,8 @@ from specdec.registry import Registry
 from specdec.runner.batch import BatchBuilder
 from specdec.runner.commit import Committer
 from specdec.runner.drafting import Drafting
-from specdec.runner.logprobs import LogprobsStage
 from specdec.runner.verification import Verification
+from specdec.sampling.logprobs import LogprobsComputer
 from specdec.sampling.pipeline import LogitsPipeline
 from specdec.types import EngineContext, Needs
 
@@ -89,7 +89,6 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     if proposer is not None:
         proposer.load(target)
     kv_cache = KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
-    pipeline = LogitsPipeline(target.info.vocab_size, target.device, config.logprobs_mode)
     logger.info("%s", _summary(config, context, backend.name, label if proposer is not None else None, num_blocks))
     return Parts(
         config=config,

@@ -38,6 +38,7 @@ class Verification:
             request_index=step.layout.request_index,
             positions=step.layout.positions,
             num_requests=step.layout.num_requests,
+            max_draft_tokens=step.layout.max_depth,
         )
         return processed, self.verifier.verify(rows, step.draft, batch)
 

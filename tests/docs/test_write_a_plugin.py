@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (source / path).write_text(text)
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", target]
     subprocess.run([*command, source], check=True)
+    shutil.copytree(source / "tests", target / "tests")
     return target
 
 
@@ -54,6 +56,11 @@ print(draft.token_ids.tolist(), draft.num_draft_tokens.tolist())
 """
     done = _run(installed, "-c", code)
     assert done.stdout == "[7, 7, 9] [2, 1]\n", done.stderr
+
+
+def test_its_own_tests_pass(installed: Path) -> None:
+    done = _run(installed, "-m", "pytest", "-q", "-c", os.devnull, str(installed / "tests"))
+    assert done.returncode == 0, done.stdout
 
 
 def test_it_keeps_the_contract(installed: Path) -> None:

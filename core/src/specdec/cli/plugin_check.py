@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
+from specdec.config import from_kwargs, to_dict
 from specdec.errors import PluginKindError
 from specdec.registry.catalogue import KINDS
-from specdec.testing import contracts
-from specdec.types import EngineContext
+from specdec.target.model import TargetModel
+from specdec.testing import contracts, engine_context, tiny_module
 
 if TYPE_CHECKING:
     from specdec.registry import Registry
     from specdec.registry.loading import Plugin
+    from specdec.types import EngineContext
 
 CONTRACTS = {
     "proposer": ("ProposerContract", "proposer"),
@@ -153,9 +155,6 @@ def _arguments(folder: Path, plugin: Plugin) -> list[str]:
 
 def _builder(plugin: Plugin, config: Any) -> Callable[[Any], Any]:
     """A function that makes a new object for a contract class, by the plugin's hook, for a tiny random target."""
-    from specdec.target.model import TargetModel
-    from specdec.testing import tiny_module
-
     kind = str(plugin.entry.kind)
     hook = KINDS[kind].hook
     target: Any = None
@@ -178,20 +177,10 @@ def _builder(plugin: Plugin, config: Any) -> Callable[[Any], Any]:
 
 
 def _context(target: Any, contract: Any) -> EngineContext:
-    from specdec.config import from_kwargs, to_dict
-
-    return EngineContext(
-        target_info=target.info,
-        device=target.device.type,
-        dtype="float32",
-        max_model_len=getattr(contract, "max_model_len", 128),
-        max_num_seqs=16,
-        num_speculative_tokens=getattr(contract, "num_speculative_tokens", 4),
-        block_size=getattr(contract, "block_size", 4),
-        seed=0,
-        target=target,
-        settings=to_dict(from_kwargs(target.info.model)),
-    )
+    sizes = ("max_model_len", "num_speculative_tokens", "block_size")
+    declared = {name: getattr(contract, name) for name in sizes if hasattr(contract, name)}
+    settings = to_dict(from_kwargs(target.info.model))
+    return engine_context(target_info=target.info, target=target, settings=settings, **declared)
 
 
 class _Recorder:

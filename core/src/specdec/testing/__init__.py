@@ -5,6 +5,7 @@ subclass (`specdec.testing.contracts`), hypothesis strategies (`specdec.testing.
 computations (`specdec.testing.reference`). Contract tests and strategies need ``pip install specdec-core[test]``.
 """
 
+from specdec.testing.context import engine_context
 from specdec.testing.models import ARCHITECTURES, set_eos, tiny_config, tiny_model, tiny_module
 from specdec.testing.oracles import (
     LIES,
@@ -37,6 +38,7 @@ __all__ = [
     "WrappedProposer",
     "WrongProposer",
     "chain_draft",
+    "engine_context",
     "set_eos",
     "tiny_config",
     "tiny_model",

@@ -1,0 +1,31 @@
+"""Whether an object still refers to something."""
+
+from __future__ import annotations
+
+import gc
+import types
+from typing import Any
+
+_NOT_STATE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
+_MAX_OBJECTS = 200_000
+
+
+def reaches_string(start: Any, text: str) -> bool:
+    """Whether the state of an object, followed through containers and attributes, contains a string.
+
+    Classes, modules and functions are not followed.
+
+    Args:
+        start: where to begin.
+        text: the string, which should be a distinctive one.
+    """
+    stack, known = [start], {id(start)}
+    while stack and len(known) < _MAX_OBJECTS:
+        for held in gc.get_referents(stack.pop()):
+            if isinstance(held, str):
+                if held == text:
+                    return True
+            elif id(held) not in known and not isinstance(held, _NOT_STATE):
+                known.add(id(held))
+                stack.append(held)
+    return False

@@ -181,8 +181,9 @@ def as_json(arguments: argparse.Namespace, variants: list[Variant], summaries: l
 
 def show(summaries: list[dict[str, Any]]) -> None:
     """One column for each variant."""
-    from rich.console import Console
     from rich.table import Table
+
+    from specdec.cli.console import make_console
 
     table = Table(header_style="bold")
     table.add_column("")
@@ -190,7 +191,7 @@ def show(summaries: list[dict[str, Any]]) -> None:
         table.add_column(numbers["name"], justify="right")
     for label, cells in rows(summaries):
         table.add_row(label, *cells)
-    Console(highlight=False).print(table)
+    make_console().print(table)
 
 
 def rows(summaries: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:

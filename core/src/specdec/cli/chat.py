@@ -62,11 +62,11 @@ def add_parser(commands: Subparsers[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Hold the conversation until the user leaves."""
-    from rich.console import Console
+    from specdec.cli.console import make_console
 
     config, _ = read_config(arguments)
     params = read_sampling(arguments, max_tokens=None)
-    console = Console(highlight=False)
+    console = make_console()
     interactive = sys.stdin.isatty() and console.is_terminal
     if interactive:
         console.print(f"loading {config.model} …", style="dim")

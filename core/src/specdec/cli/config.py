@@ -76,10 +76,11 @@ def check_plugins(config: EngineConfig, sources: Mapping[str, str]) -> None:
 
 
 def show(settings: list[Setting]) -> None:
-    """A table: setting, value, origin. As wide as it needs to be when it does not go to a terminal."""
-    from rich.console import Console
+    """A table: setting, value, origin."""
     from rich.table import Table
     from rich.text import Text
+
+    from specdec.cli.console import make_console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("setting", "value", "from"):
@@ -87,10 +88,7 @@ def show(settings: list[Setting]) -> None:
     for setting in settings:
         style = "dim" if setting.origin == "default" else ""
         table.add_row(setting.path, Text(_shown(setting.value)), Text(setting.origin), style=style)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 1000
-    console.print(table)
+    make_console().print(table)
 
 
 def _shown(value: Any) -> str:

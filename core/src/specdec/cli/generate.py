@@ -145,11 +145,10 @@ def _logprobs_json(logprobs: Any) -> Any:
 
 def show_stats(stats: EngineStats) -> None:
     """Statistics on standard error."""
-    from rich.console import Console
-
+    from specdec.cli.console import make_console
     from specdec.cli.tables import stats_table
 
-    Console(stderr=True, highlight=False).print(stats_table(stats))
+    make_console(stderr=True).print(stats_table(stats))
 
 
 def hint_at_max_tokens(outputs: list[RequestOutput], max_tokens: int | None) -> None:

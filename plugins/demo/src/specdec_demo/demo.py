@@ -8,13 +8,13 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from specdec.cli import measuring
+from specdec.cli.console import make_console
 from specdec.cli.prompts import Prompt, read_file
 from specdec.cli.tables import percentages
 from specdec.config import EngineConfig, from_kwargs
@@ -22,12 +22,14 @@ from specdec.sampling.params import SamplingParams
 from specdec_demo.methods import installed_methods
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from specdec.cli.measuring import Variant
 
 
 def demonstrate(arguments: argparse.Namespace) -> int:
     """Measure and show; the exit code."""
-    console = Console(highlight=False)
+    console = make_console()
     config = demo_config(arguments.model, arguments.dtype)
     methods, left_out = installed_methods(config, arguments.k)
     variants = measuring.variants_of(config, methods)

@@ -1,0 +1,107 @@
+"""What the benchmarks share: prompts, subprocesses, result files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PEERS = HERE / "peers"
+RESULTS = HERE / "results"
+
+
+class PeerError(Exception):
+    """An engine under test failed."""
+
+
+class PeerProcess:
+    """An engine in a process of its own; see `peers/protocol.py`."""
+
+    def __init__(self, name: str, script: str, python: str, environ: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [python, str(PEERS / script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, **(environ or {})},
+        )
+
+    def ask(self, op: str, **request: Any) -> dict[str, Any]:
+        """Send a request and wait for the answer.
+
+        Raises:
+            PeerError: the engine failed or its process ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"op": op, **request}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the empty answer below says it
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerError(f"{self.name}: the process ended with code {self._process.wait()} during {op!r}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise PeerError(f"{self.name}: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def read_conversations(name: str, count: int, *, spread: bool = False) -> list[list[dict[str, str]]]:
+    """The first turns of a prompt set as conversations.
+
+    Args:
+        name: a set in `prompts/`, or a .jsonl file.
+        count: how many.
+        spread: take them evenly from the whole set, rather than from its beginning.
+    """
+    path = Path(name) if name.endswith(".jsonl") else HERE / "prompts" / f"{name}.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if spread:
+        lines = [lines[index * len(lines) // count] for index in range(count)]
+    return [[{"role": "user", "content": json.loads(line)["turns"][0]}] for line in lines[:count]]
+
+
+def write_result(name: str, result: dict[str, Any], out: str | None) -> Path:
+    """Write a result with the machine and the time; into `results/` unless told where."""
+    from specdec.cli.machine import describe_machine
+
+    path = Path(out) if out else RESULTS / f"{name}.json"
+    whole = {
+        "benchmark": name,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "machine": describe_machine(),
+        **result,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {path}")
+    return path
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options of every benchmark."""
+    parser.add_argument("--model", default="demo:smollm2", help="target model (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
+    parser.add_argument("--out", metavar="FILE", help="result file; benchmarks/results/NAME.json when not given")

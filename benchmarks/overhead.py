@@ -1,0 +1,124 @@
+"""Time of a step outside the target's forward pass, at several batch sizes and context lengths.
+
+The model is a tiny random one with the vocabulary of a real one: what is measured does not depend on the model's size
+but for the vocabulary. A step's overhead is its wall time less the target's forward pass, split as the engine's
+statistics split it; the median over the decode steps is reported.
+
+    python benchmarks/overhead.py
+    python benchmarks/overhead.py --contexts 100,1000 --batches 1 --method ngram --temperature 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from statistics import median
+from typing import Any
+
+import numpy as np
+from common import write_result
+
+STAGES = ("propose_seconds", "verify_seconds", "rest_seconds")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", default="1,32")
+    parser.add_argument("--contexts", default="100,1000,8000")
+    parser.add_argument("--vocab-size", type=int, default=49152)
+    parser.add_argument("--steps", type=int, default=60, help="decode steps measured in each cell")
+    parser.add_argument("--method", action="append", choices=("plain", "ngram"), help="both when not given")
+    parser.add_argument("--temperature", type=float, action="append", help="0 and 1 when not given")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", metavar="FILE")
+    arguments = parser.parse_args()
+    cells = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(folder, arguments.vocab_size)
+        for method in arguments.method or ["plain", "ngram"]:
+            for batch in map(int, arguments.batches.split(",")):
+                for context in map(int, arguments.contexts.split(",")):
+                    for temperature in arguments.temperature or [0.0, 1.0]:
+                        cell = {"method": method, "batch": batch, "context": context, "temperature": temperature}
+                        cells.append(cell | measure(model, arguments, **cell))
+                        show(cells[-1])
+    settings = {"vocab_size": arguments.vocab_size, "steps": arguments.steps, "threads": arguments.threads}
+    write_result("overhead", {"settings": settings, "cells": cells}, arguments.out)
+    return 0
+
+
+def make_model(folder: str, vocab_size: int) -> str:
+    from specdec.testing.models import tiny_model
+
+    return str(tiny_model("llama", folder, vocab_size=vocab_size, max_position_embeddings=16384))
+
+
+def measure(
+    model: str, arguments: argparse.Namespace, *, method: str, batch: int, context: int, temperature: float
+) -> dict[str, Any]:
+    """Overhead of the decode steps of one cell."""
+    from specdec.config import from_kwargs
+    from specdec.engine.frontend import Frontend
+    from specdec.sampling.params import SamplingParams
+
+    k = 5 if method == "ngram" else 0
+    speculative = {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    config = from_kwargs(
+        model,
+        dtype="float32",
+        num_threads=arguments.threads,
+        max_num_seqs=batch,
+        max_model_len=context + 8 * (arguments.steps + 20),
+        kv_cache_memory=2**31,
+        stat_loggers=[],
+        speculative_config=speculative if k else None,
+    )
+    frontend = Frontend(config)
+    # each request ends in the same text twice, so that lookups find something; the rest is shared and computed once
+    rng = np.random.default_rng(0)
+    shared = rng.integers(10, arguments.vocab_size, context).tolist()
+    most = (k + 1) * (arguments.steps + 20)
+    params = SamplingParams(temperature=temperature, max_tokens=most, ignore_eos=True, seed=1)
+    first = frontend.prepare({"prompt_token_ids": shared}, params, None)
+    frontend.submit(first)
+    while not first.requests[0].num_output_tokens:
+        frontend.step()
+    for _ in range(batch - 1):
+        frontend.submit(frontend.prepare({"prompt_token_ids": shared}, params, None))
+    while frontend.core.num_waiting or not all(g.requests[0].num_output_tokens for g in frontend.groups.values()):
+        frontend.step()
+    for _ in range(10):
+        frontend.step()
+    steps = [step_overhead(frontend) for _ in range(arguments.steps)]
+    frontend.close()
+    total = [sum(step[stage] for stage in STAGES) for step in steps]
+    return {
+        "overhead_ms": 1000 * median(total),
+        **{stage.replace("_seconds", "_ms"): 1000 * median(step[stage] for step in steps) for stage in STAGES},
+        "target_ms": 1000 * median(step["target_seconds"] for step in steps),
+        "mean_requests": sum(step["num_generated"] > 0 for step in steps) and batch,
+        "tokens_per_step": sum(step["num_generated"] for step in steps) / len(steps),
+    }
+
+
+def step_overhead(frontend: Any) -> dict[str, float]:
+    """What one step added to the engine's statistics."""
+    before = frontend.stats()
+    frontend.step()
+    added = frontend.stats().since(before)
+    found = {stage: getattr(added, stage) for stage in (*STAGES, "target_seconds")}
+    return {**found, "num_generated": added.num_generated_tokens}
+
+
+def show(cell: dict[str, Any]) -> None:
+    print(
+        f"{cell['method']:6} batch {cell['batch']:3} context {cell['context']:5} temperature {cell['temperature']:g}: "
+        f"overhead {cell['overhead_ms']:6.2f} ms (propose {cell['propose_ms']:.2f}, verify {cell['verify_ms']:.2f}, "
+        f"rest {cell['rest_ms']:.2f}); target {cell['target_ms']:.2f} ms; {cell['tokens_per_step']:.1f} tokens a step",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

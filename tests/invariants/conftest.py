@@ -21,7 +21,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Directory of the tiny model; it has no end-of-text token unless a test declares one."""
+    """Directory of the tiny model; its end-of-text token is 1, as its tokenizer says."""
     path = tiny_model("llama", tmp_path_factory.mktemp("models") / "llama", vocab_size=VOCAB, eos_token_id=None)
     return str(path)
 
@@ -37,6 +37,7 @@ def start(model: str) -> Iterator[Start]:
             "max_model_len": MAX_LEN,
             "kv_cache_memory": "4MiB",
             "stat_loggers": (),
+            "proposer_time_budget": 0,
             "model": model,
         } | settings
         if proposer is not None:

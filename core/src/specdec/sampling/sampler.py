@@ -34,6 +34,13 @@ def sample(logits: Tensor, rows: RowLayout | Rows, batch: SamplingBatch, purpose
     """
     if logits.device.type == "cpu":
         return _choose_on_cpu(logits, rows, batch, purpose)
+    return choose_anywhere(logits, rows, batch, purpose)
+
+
+def choose_anywhere(
+    logits: Tensor, rows: RowLayout | Rows, batch: SamplingBatch, purpose: int = noise.Purpose.SAMPLE
+) -> Tensor:
+    """What `sample` does, in plain torch: the reference, and the path of devices other than CPUs."""
     tokens = logits.argmax(dim=-1)
     best = logits.gather(1, tokens[:, None])[:, 0]
     fault = best.isnan()

@@ -1,0 +1,246 @@
+"""The compiled entry points: what one call from Python does on all threads.
+
+Each region reads an int64 argument block whose words are named by the enumerations below. Long inputs are processed in
+blocks of rows, so that the float32 left sides of the products stay in the cores' caches.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from specdec.cpu.compile import region
+from specdec.cpu.dense import (
+    ADD,
+    STORE,
+    TILE_BYTES,
+    normalize,
+    normalize_row,
+    project,
+    rotate_head,
+    widen_rows,
+)
+from specdec.cpu.pool import barrier, share, thread_count, thread_index
+from specdec.cpu.simd import BFLOAT16, FLOAT32, kernel, word
+
+
+class Product(IntEnum):
+    """Words of the argument block of `linear_region`."""
+
+    POOL = 0
+    LINEAR = 1
+    """Address of the linear's description."""
+    KIND = 2
+    """Element kind of input and output."""
+    INPUT = 3
+    """[ROWS, INPUT_WIDTH], INPUT_STRIDE bytes apart."""
+    INPUT_STRIDE = 4
+    INPUT_WIDTH = 5
+    ROWS = 6
+    MODE = 7
+    """STORE, SILU or GELU_TANH."""
+    OUTPUT = 8
+    OUTPUT_STRIDE = 9
+    SCRATCH = 10
+    """BLOCK_ROWS rows of SCRATCH_STRIDE bytes, then TILE_BYTES for each thread."""
+    SCRATCH_STRIDE = 11
+    BLOCK_ROWS = 12
+
+
+class Norm(IntEnum):
+    """Words of the argument block of `norm_region`."""
+
+    POOL = 0
+    NORM = 1
+    """Address of the norm's description."""
+    KIND = 2
+    INPUT = 3
+    INPUT_STRIDE = 4
+    ROWS = 5
+    OUTPUT = 6
+    OUTPUT_STRIDE = 7
+
+
+class Step(IntEnum):
+    """Words of the block that all layers of a forward pass share."""
+
+    POOL = 0
+    KIND = 1
+    ROWS = 2
+    HIDDEN = 3
+    """The residual stream, [ROWS, hidden size], contiguous."""
+    QKV = 4
+    """[ROWS, query, key and value heads], contiguous."""
+    ATTENDED = 5
+    """Output of attention, [ROWS, heads * v_head_dim], contiguous."""
+    COS = 6
+    SIN = 7
+    """[ROWS, ROTARY], contiguous."""
+    ROTARY = 8
+    SCRATCH = 9
+    """Two areas of BLOCK_ROWS rows of SCRATCH_STRIDE bytes, then TILE_BYTES for each thread."""
+    SCRATCH_STRIDE = 10
+    BLOCK_ROWS = 11
+
+
+class Layer(IntEnum):
+    """Words that describe one decoder layer."""
+
+    HIDDEN_SIZE = 0
+    QUERY_HEADS = 1
+    KEY_HEADS = 2
+    HEAD_DIM = 3
+    QKV_WIDTH = 4
+    ATTENDED_WIDTH = 5
+    ACTIVATION = 6
+    INPUT_NORM = 7
+    """Addresses of descriptions, from here on; QUERY_NORM and KEY_NORM may be 0."""
+    QKV = 8
+    QUERY_NORM = 9
+    KEY_NORM = 10
+    OUTPUT = 11
+    POST_NORM = 12
+    GATE_UP = 13
+    DOWN = 14
+    ROTATES = 15
+    """1 if queries and keys are rotated, 0 if not."""
+
+
+class Between(IntEnum):
+    """Words of the argument block of `between_attention_region`."""
+
+    STEP = 0
+    AFTER = 1
+    """The layer whose attention has just been computed, or 0."""
+    BEFORE = 2
+    """The layer whose attention comes next, or 0."""
+
+
+@kernel
+def _size(kind: int) -> int:
+    return 2 if kind == BFLOAT16 else 4
+
+
+@kernel
+def _linear(block: int, row: int, end: int, thread: int, threads: int) -> None:
+    """One block of rows of `linear_region`."""
+    pool, kind = word(block, Product.POOL), word(block, Product.KIND)
+    in_stride, out_stride = word(block, Product.INPUT_STRIDE), word(block, Product.OUTPUT_STRIDE)
+    left, left_stride = word(block, Product.SCRATCH), word(block, Product.SCRATCH_STRIDE)
+    products = left + word(block, Product.BLOCK_ROWS) * left_stride + thread * TILE_BYTES
+    source = word(block, Product.INPUT) + row * in_stride
+    width = word(block, Product.INPUT_WIDTH)
+    widen_rows(kind, source, in_stride, width, end - row, left, left_stride, thread, threads)
+    barrier(pool)
+    project(
+        word(block, Product.LINEAR),
+        left,
+        left_stride,
+        end - row,
+        word(block, Product.MODE),
+        kind,
+        word(block, Product.OUTPUT) + row * out_stride,
+        out_stride,
+        products,
+        thread,
+        threads,
+    )
+    barrier(pool)
+
+
+@region
+def linear_region(block: int) -> None:
+    """A packed linear, with its argument block `Product`."""
+    pool = word(block, Product.POOL)
+    thread, threads = thread_index(pool), thread_count(pool)
+    rows, step = word(block, Product.ROWS), word(block, Product.BLOCK_ROWS)
+    for row in range(0, rows, step):
+        _linear(block, row, min(row + step, rows), thread, threads)
+
+
+@region
+def norm_region(block: int) -> None:
+    """An RMS norm, with its argument block `Norm`."""
+    pool, kind, norm = word(block, Norm.POOL), word(block, Norm.KIND), word(block, Norm.NORM)
+    thread, threads = thread_index(pool), thread_count(pool)
+    in_stride, out_stride = word(block, Norm.INPUT_STRIDE), word(block, Norm.OUTPUT_STRIDE)
+    source, out, rows = word(block, Norm.INPUT), word(block, Norm.OUTPUT), word(block, Norm.ROWS)
+    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
+        normalize_row(norm, kind, source + row * in_stride, kind, out + row * out_stride)
+
+
+@kernel
+def _after_attention(step: int, layer: int, row: int, rows: int, thread: int, threads: int) -> None:
+    """Output projection, residual sum, norm and gated MLP of one block of rows."""
+    pool, kind = word(step, Step.POOL), word(step, Step.KIND)
+    stride, block_rows = word(step, Step.SCRATCH_STRIDE), word(step, Step.BLOCK_ROWS)
+    left, inner = word(step, Step.SCRATCH), word(step, Step.SCRATCH) + block_rows * stride
+    products = inner + block_rows * stride + thread * TILE_BYTES
+    hidden_stride = word(layer, Layer.HIDDEN_SIZE) * _size(kind)
+    hidden = word(step, Step.HIDDEN) + row * hidden_stride
+    width = word(layer, Layer.ATTENDED_WIDTH)
+    attended = word(step, Step.ATTENDED) + row * width * _size(kind)
+    widen_rows(kind, attended, width * _size(kind), width, rows, left, stride, thread, threads)
+    barrier(pool)
+    output, down = word(layer, Layer.OUTPUT), word(layer, Layer.DOWN)
+    project(output, left, stride, rows, ADD, kind, hidden, hidden_stride, products, thread, threads)
+    barrier(pool)
+    normalize(word(layer, Layer.POST_NORM), kind, hidden, hidden_stride, rows, left, stride, thread, threads)
+    barrier(pool)
+    gate_up, activation = word(layer, Layer.GATE_UP), word(layer, Layer.ACTIVATION)
+    project(gate_up, left, stride, rows, activation, FLOAT32, inner, stride, products, thread, threads)
+    barrier(pool)
+    project(down, inner, stride, rows, ADD, kind, hidden, hidden_stride, products, thread, threads)
+    barrier(pool)
+
+
+@kernel
+def _rotate(step: int, layer: int, row: int, rows: int, thread: int, threads: int) -> None:
+    """Head norms and rotary positions of the queries and keys of one block of rows."""
+    kind, rotary = word(step, Step.KIND), word(step, Step.ROTARY) * word(layer, Layer.ROTATES)
+    heads, width = word(layer, Layer.QUERY_HEADS), word(layer, Layer.HEAD_DIM) * _size(kind)
+    both = heads + word(layer, Layer.KEY_HEADS)
+    stride = word(layer, Layer.QKV_WIDTH) * _size(kind)
+    for item in range(share(rows * both, thread, threads), share(rows * both, thread + 1, threads)):
+        index = item % both
+        token = row + item // both
+        head = word(step, Step.QKV) + token * stride + index * width
+        norm = word(layer, Layer.QUERY_NORM) if index < heads else word(layer, Layer.KEY_NORM)
+        if norm != 0:
+            normalize_row(norm, kind, head, kind, head)
+        angle = token * rotary * _size(kind)
+        rotate_head(kind, head, rotary, word(step, Step.COS) + angle, word(step, Step.SIN) + angle)
+
+
+@kernel
+def _before_attention(step: int, layer: int, row: int, rows: int, thread: int, threads: int) -> None:
+    """Norm, query/key/value projection and rotary positions of one block of rows."""
+    pool, kind = word(step, Step.POOL), word(step, Step.KIND)
+    stride, block_rows = word(step, Step.SCRATCH_STRIDE), word(step, Step.BLOCK_ROWS)
+    left = word(step, Step.SCRATCH)
+    products = left + 2 * block_rows * stride + thread * TILE_BYTES
+    hidden_stride = word(layer, Layer.HIDDEN_SIZE) * _size(kind)
+    hidden = word(step, Step.HIDDEN) + row * hidden_stride
+    qkv_stride = word(layer, Layer.QKV_WIDTH) * _size(kind)
+    qkv = word(step, Step.QKV) + row * qkv_stride
+    normalize(word(layer, Layer.INPUT_NORM), kind, hidden, hidden_stride, rows, left, stride, thread, threads)
+    barrier(pool)
+    linear = word(layer, Layer.QKV)
+    project(linear, left, stride, rows, STORE, kind, qkv, qkv_stride, products, thread, threads)
+    barrier(pool)
+    _rotate(step, layer, row, rows, thread, threads)
+
+
+@region
+def between_attention_region(block: int) -> None:
+    """What lies between two attentions, with its argument block `Between`: the rest of one layer, the start of the
+    next."""
+    step, after, before = word(block, Between.STEP), word(block, Between.AFTER), word(block, Between.BEFORE)
+    pool = word(step, Step.POOL)
+    thread, threads = thread_index(pool), thread_count(pool)
+    total, block_rows = word(step, Step.ROWS), word(step, Step.BLOCK_ROWS)
+    for row in range(0, total, block_rows):
+        rows = min(block_rows, total - row)
+        if after != 0:
+            _after_attention(step, after, row, rows, thread, threads)
+        if before != 0:
+            _before_attention(step, before, row, rows, thread, threads)

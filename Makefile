@@ -1,7 +1,8 @@
 # Every target makes the environment it needs: `make demo` and `make test` work in a fresh clone on a machine with Python 3.11
 # or newer, its venv and pip, and gcc.
 
-PYTHON ?= python3
+IS_NEW := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p $(IS_NEW) && { echo $$p; break; }; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
@@ -21,8 +22,8 @@ help:  ## list the targets
 setup: $(STAMP)  ## create .venv with all packages, editable, and the tools
 
 $(STAMP): $(PROJECTS) requirements-dev.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "specdec needs Python 3.11 or newer; $(PYTHON) is older. Name another: make setup PYTHON=python3.12"; exit 1; }
+	@test -n "$(PYTHON)" && $(PYTHON) $(IS_NEW) || \
+	  { echo "specdec needs Python 3.11 or newer, found: $(or $(PYTHON),none). Name one: make setup PYTHON=/path/to/python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -r requirements-dev.txt
 	$(BIN)/python -m pip install --no-build-isolation $(foreach m,$(MEMBERS),-e './$(m)$(if $(filter core,$(m)),[gguf$(comma)plot$(comma)test])')

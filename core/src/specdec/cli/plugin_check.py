@@ -206,7 +206,8 @@ class _Recorder:
         """Keep one result for each test: of its call, or of the setup that did not get that far."""
         if report.when == "call" or report.outcome != "passed":
             name = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
-            message = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+            skipped = isinstance(report.longrepr, tuple)  # file, line, reason
+            message = report.longrepr[2].removeprefix("Skipped: ") if skipped else report.longreprtext
             self.checks.append(Check(name, self._meanings[report.nodeid], report.outcome, message))
 
 

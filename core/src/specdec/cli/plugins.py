@@ -124,7 +124,7 @@ def _print_table(registry: Registry, entries: tuple[PluginEntry, ...]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("kind", "name", "distribution", "version", "hooks", "status"):
-        table.add_column(column, no_wrap=column != "hooks")
+        table.add_column(column, no_wrap=column != "hooks", overflow="fold")
     for entry in entries:
         kind = KINDS[entry.kind].label if entry.kind else "-"
         cells = (kind, entry.name or "-", entry.distribution, entry.version, ", ".join(registry.hooks(entry)))

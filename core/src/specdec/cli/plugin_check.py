@@ -206,9 +206,9 @@ class _Recorder:
         """Keep one result for each test: of its call, or of the setup that did not get that far."""
         if report.when == "call" or report.outcome != "passed":
             name = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
-            skipped = isinstance(report.longrepr, tuple)  # file, line, reason
-            message = report.longrepr[2].removeprefix("Skipped: ") if skipped else report.longreprtext
-            self.checks.append(Check(name, self._meanings[report.nodeid], report.outcome, message))
+            told = report.longrepr
+            reason = told[2].removeprefix("Skipped: ") if isinstance(told, tuple) else report.longreprtext
+            self.checks.append(Check(name, self._meanings[report.nodeid], report.outcome, reason))
 
 
 def _indented(text: str) -> str:

@@ -130,6 +130,7 @@ def _print_table(registry: Registry, entries: tuple[PluginEntry, ...]) -> None:
         cells = (kind, entry.name or "-", entry.distribution, entry.version, ", ".join(registry.hooks(entry)))
         table.add_row(*map(Text, cells), Text(entry.status, style=_STYLES.get(entry.status, "red")))
     console = Console(highlight=False)
+    console.width = max(console.width, 110)  # names stay whole; a narrower terminal wraps the lines itself
     console.print(table)
     for entry in entries:
         if entry.detail:

@@ -21,7 +21,7 @@ def reaches_string(start: Any, text: str) -> bool:
     """
     stack, known = [start], {id(start)}
     while stack and len(known) < _MAX_OBJECTS:
-        for held in gc.get_referents(stack.pop()):
+        for held in _held_by(stack.pop()):
             if isinstance(held, str):
                 if held == text:
                     return True
@@ -29,3 +29,8 @@ def reaches_string(start: Any, text: str) -> bool:
                 known.add(id(held))
                 stack.append(held)
     return False
+
+
+def _held_by(holder: Any) -> list[Any]:
+    """What an object refers to; the garbage collector leaves out a dictionary's keys when all are strings."""
+    return [*holder.keys(), *holder.values()] if type(holder) is dict else gc.get_referents(holder)

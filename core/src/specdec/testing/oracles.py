@@ -140,7 +140,7 @@ class WrongProposer(ChainProposer):
 
 
 class RandomProposer(Proposer):
-    """Random ids in drafts of random length, as chains or as trees; a pure function of seed, request and length."""
+    """Random ids in drafts of random length, as chains or as trees; a pure function of seeds and text length."""
 
     def __init__(self, vocab_size: int, *, seed: int = 0, trees: bool = False) -> None:
         self._vocab_size = vocab_size
@@ -150,10 +150,9 @@ class RandomProposer(Proposer):
     def propose(self, batch: ProposalInput) -> Draft:
         """See `Proposer.propose`."""
         rows, parents = [], []
-        for request_id, tokens, limit in zip(
-            batch.request_ids, batch.token_ids, batch.max_draft_tokens.tolist(), strict=True
-        ):
-            rng = np.random.default_rng([self._seed, len(tokens), *request_id.encode()])
+        seeds = batch.seeds or (0,) * len(batch.request_ids)
+        for seed, tokens, limit in zip(seeds, batch.token_ids, batch.max_draft_tokens.tolist(), strict=True):
+            rng = np.random.default_rng([self._seed, seed, len(tokens)])
             count = int(rng.integers(0, limit + 1))
             rows.append(rng.integers(0, self._vocab_size, count).tolist())
             parents += [int(rng.integers(-1, node)) for node in range(count)]

@@ -23,7 +23,7 @@ _CHAT_TEMPLATE = (
 
 
 def tiny_tokenizer(vocab_size: int = 512) -> Any:
-    """A transformers tokenizer with at most ``vocab_size`` ids, ``<s>`` (0) and ``</s>`` (1) among them.
+    """A transformers tokenizer with ``vocab_size`` ids (at most about 900), ``<s>`` (0) and ``</s>`` (1) among them.
 
     From 258 ids on it is a byte-level BPE, which reads and writes any text; below, it is a character-level one that
     maps what it does not know to a question mark.

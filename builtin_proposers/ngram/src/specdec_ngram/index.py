@@ -55,13 +55,13 @@ def _jit(function: Callable[..., Any]) -> Any:
         return numba.njit(nogil=True)(function)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _int64_at(typing_context: Any, address: Any) -> Any:
     """Cast an address to a pointer to int64."""
     return types.CPointer(types.int64)(types.int64), _cast
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _int32_at(typing_context: Any, address: Any) -> Any:
     """Cast an address to a pointer to int32."""
     return types.CPointer(types.int32)(types.int64), _cast

@@ -6,7 +6,7 @@ computations (`specdec.testing.reference`). Contract tests and strategies need `
 """
 
 from specdec.testing.context import engine_context
-from specdec.testing.models import ARCHITECTURES, set_eos, tiny_config, tiny_model, tiny_module
+from specdec.testing.models import ARCHITECTURES, load_module, set_eos, tiny_config, tiny_model, tiny_module
 from specdec.testing.oracles import (
     LIES,
     ChainProposer,
@@ -39,6 +39,7 @@ __all__ = [
     "WrongProposer",
     "chain_draft",
     "engine_context",
+    "load_module",
     "set_eos",
     "tiny_config",
     "tiny_model",

@@ -174,6 +174,15 @@ def tiny_model(architecture: str, path: str | Path, *, seed: int = 0, **override
     return directory
 
 
+def load_module(path: str | Path) -> Any:
+    """A checkpoint as a plain transformers model, in float32 and evaluation mode, to compare an engine with."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with _no_progress_bars():
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+
 def set_eos(path: str | Path, eos_token_ids: int | list[int] | None) -> None:
     """Declare other end-of-sequence ids for a written checkpoint.
 

@@ -14,11 +14,11 @@ import torch
 
 from specdec.drafting.base import Proposer
 from specdec.errors import ProposerError
+from specdec.testing.models import load_module
 from specdec.types import Draft, Needs, ProposerCapabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from specdec.types import ProposalInput, RequestInfo
 
@@ -116,7 +116,7 @@ class SelfProposer(ChainProposer):
 
     def __init__(self, model: Any) -> None:
         """Take a transformers causal language model, or the directory of one (loaded in float32)."""
-        self._model = model if hasattr(model, "forward") else _load(model)
+        self._model = model if hasattr(model, "forward") else load_module(model)
 
     @torch.inference_mode()
     def draft_for(self, request_id: str, token_ids: np.ndarray, max_draft_tokens: int) -> Sequence[int]:
@@ -331,9 +331,3 @@ LIES: Mapping[str, Callable[[torch.Tensor, torch.Tensor, int], Any]] = {
 }
 """Every way of breaking the contract of `Proposer.propose` that an engine must survive, by name. Each takes well-formed
 token ids (int64 [N], all 0), counts (int32 [B], at the limit) and the vocabulary size."""
-
-
-def _load(path: str | Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()

@@ -56,6 +56,8 @@ class Sound(Verifier):
 
 
 class TestSound(VerifierContract):
+    num_samples = 5_000
+
     @pytest.fixture
     def verifier(self) -> Sound:
         return Sound()
@@ -101,6 +103,8 @@ class Rejection(Verifier):
 
 
 class TestRejection(VerifierContract):
+    num_samples = 5_000
+
     @pytest.fixture
     def verifier(self) -> Rejection:
         return Rejection()

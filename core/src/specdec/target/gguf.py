@@ -142,12 +142,13 @@ def _read_tensors(source: Path, skeleton: Any, dtype: Any, advance: Callable[[],
             yield tensor
             advance()
 
-    # The reader shows a bar of its own through this name of its module; ours replaces it.
-    reader.tqdm = advancing
-    tensors = reader.load_gguf_checkpoint(source, return_tensors=True, model_to_load=skeleton, torch_dtype=dtype)[
-        "tensors"
-    ]
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+    # The reader shows a bar of its own through this name of its module; ours takes its place meanwhile.
+    own_bar, reader.tqdm = reader.tqdm, advancing
+    try:
+        loaded = reader.load_gguf_checkpoint(source, return_tensors=True, model_to_load=skeleton, torch_dtype=dtype)
+    finally:
+        reader.tqdm = own_bar
+    return {name: tensor.contiguous() for name, tensor in loaded["tensors"].items()}
 
 
 class _Progress:

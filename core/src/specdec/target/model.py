@@ -16,12 +16,12 @@ from specdec.attention.interface import AttentionBackend, KVCache, LayerKV
 from specdec.errors import UnsupportedModelError
 from specdec.target import bridge
 from specdec.target.cache import cache_root
+from specdec.target.forward import Forward, ModuleForward, StackForward, check_taps
 from specdec.target.gguf import converted
 from specdec.target.loading import GGUF_DTYPE, choose_device, load_config, load_model
 from specdec.target.parts import ModelParts, text_part
 from specdec.target.resolve import resolve_model
 from specdec.target.support import architecture_reasons, refuse
-from specdec.target.taps import Taps
 from specdec.target.tokenizer import eos_token_ids, load_tokenizer
 from specdec.target.trace import Trace, check_packed, own_logits, trace
 from specdec.types import AttentionRequirements, Needs, TargetInfo, TargetOutput
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from specdec.config import EngineConfig
+    from specdec.target.fused_stack import FusedStack
     from specdec.types import PackedBatch
 
 logger = logging.getLogger(__name__)
@@ -70,18 +71,20 @@ def load_target(config: EngineConfig) -> TargetModel:
 class TargetModel:
     """Runs packed batches through the target; see the module's docstring."""
 
-    def __init__(self, parts: ModelParts, traced: Trace, info: TargetInfo, tokenizer: Any) -> None:
+    def __init__(
+        self, parts: ModelParts, traced: Trace, info: TargetInfo, tokenizer: Any, stack: FusedStack | None = None
+    ) -> None:
         """Hold a checked model; use `from_model` or `load_target` to make one."""
         self.info = info
         self.tokenizer = tokenizer
-        weight = next(parts.model.parameters())
-        self.device: torch.device = weight.device
+        self.device: torch.device = parts.device
         self.dtype: torch.dtype = parts.dtype
         self.model = parts.model
         """The transformers model, possibly with fused modules in place of some of its own."""
         self._parts = parts
         self._trace = traced
-        self._taps = Taps(parts, Needs())
+        self._stack = stack
+        self._forward: Forward | None = None
         self._backend: AttentionBackend | None = None
         self._cache: KVCache | None = None
 
@@ -119,8 +122,7 @@ class TargetModel:
             raise refuse(name, config.model_type, reasons) from error
         if reasons:
             raise refuse(name, config.model_type, reasons)
-        if fuse:
-            _fuse(parts, traced, own, name)
+        stack = _fuse(parts, traced, own, name) if fuse else None
         info = TargetInfo(
             model=name,
             model_type=config.model_type,
@@ -132,7 +134,7 @@ class TargetModel:
             max_position_embeddings=max_positions,
             eos_token_ids=eos_token_ids(generation_config, config, tokenizer),
         )
-        return cls(parts, traced, info, tokenizer)
+        return cls(parts, traced, info, tokenizer, stack)
 
     def requirements(self, block_size: int, trees: bool = False) -> AttentionRequirements:
         """What an attention backend must be able to do for this target."""
@@ -171,20 +173,23 @@ class TargetModel:
         return torch.from_numpy(raw).view(self.dtype)
 
     def bind(self, backend: AttentionBackend, cache: KVCache, needs: Needs) -> None:
-        """Set what forward passes use, and install the hidden-state taps that ``needs`` asks for.
+        """Set what forward passes use, and tap the hidden states that ``needs`` asks for.
 
         Raises:
             UnsupportedModelError: ``needs`` names layers that do not exist.
         """
-        self._taps.remove()
-        self._taps = Taps(self._parts, needs)
+        check_taps(needs, len(self._parts.layers))
+        if self._forward is not None:
+            self._forward.close()
+        stack, parts = self._stack, self._parts
+        self._forward = ModuleForward(parts, needs) if stack is None else StackForward(stack, needs)
         self._backend = backend
         self._cache = cache
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """Run a packed batch: write its K/V, return logits of ``batch.logits_indices`` and tapped hidden states."""
-        if self._backend is None or self._cache is None:
+        if self._forward is None or self._backend is None or self._cache is None:
             raise RuntimeError("TargetModel.forward before bind")
         traced = self._trace
         context = bridge.StepContext(
@@ -196,8 +201,7 @@ class TargetModel:
             batch.positions,
         )
         with bridge.using(context):
-            logits = self._parts.logits(batch.input_ids, batch.positions, batch.logits_indices)
-        return self._taps.output(logits)
+            return self._forward(batch.input_ids, batch.positions, batch.logits_indices)
 
 
 def max_position_embeddings(config: Any) -> int:
@@ -209,19 +213,29 @@ def max_position_embeddings(config: Any) -> int:
     return 1 << 20
 
 
-def _fuse(parts: ModelParts, traced: Trace, own: tuple[Tensor, Tensor], name: str) -> None:
-    """Run the fusion passes under a reference context, then compare once more with the model's own logits."""
-    try:
-        from specdec.target.fusion import fuse
-    except ModuleNotFoundError:  # TODO: goes when the passes land
-        return
+def _fuse(parts: ModelParts, traced: Trace, own: tuple[Tensor, Tensor], name: str) -> FusedStack | None:
+    """Run the fusion passes, then compare once more with the model's own logits; the stack when everything fused."""
+    from specdec.target.fusion import fuse
+
     with bridge.using(bridge.ReferenceContext(traced.layers, traced.index_of, traced.query_scales)):
         done = fuse(parts.model)
-    if done:
-        logger.debug("%s: fused %s", name, ", ".join(done))
+        stack = _stack(parts)
+    logger.debug("%s: fused %s; stack: %s", name, ", ".join(done) or "nothing", stack is not None)
     reasons = check_packed(traced, parts.logits, parts.config, own)
+    if stack is not None:
+        run = stack
+        reasons += check_packed(traced, lambda ids, at: run(ids, at, torch.arange(len(ids)))[0], parts.config, own)
     if reasons:
         raise UnsupportedModelError(
             f"model: {name!r}: fused modules give other results than the model's own ({reasons[0]}); set fuse = false",
             reasons=reasons,
         )
+    return stack
+
+
+def _stack(parts: ModelParts) -> FusedStack | None:
+    if parts.device.type != "cpu":
+        return None
+    from specdec.target.fused_stack import FusedStack
+
+    return FusedStack.build(parts.model)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from specdec.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
+from specdec.target.tokenizer import apply_chat_template, eos_token_ids, load_tokenizer
+from specdec.testing import tiny_model, tiny_tokenizer
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tiny_model("llama", tmp_path_factory.mktemp("models") / "llama")
+
+
+def test_tokenizer_of_the_checkpoint(path):
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.decode(tokenizer("hello")["input_ids"]) == "hello"
+
+
+def test_checkpoint_without_one(tmp_path, caplog):
+    assert load_tokenizer(tmp_path) is None
+    assert "has no tokenizer: prompts must be token ids, and outputs have no text" in caplog.text
+
+
+def test_another_directory(path, tmp_path):
+    assert load_tokenizer(tmp_path, str(path)) is not None
+
+
+def test_another_directory_without_one(path, tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"tokenizer: .* has no tokenizer files"):
+        load_tokenizer(path, str(tmp_path))
+
+
+def test_a_gguf_file_is_no_tokenizer(path, tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFoundError, match=r"tokenizer: .*m.gguf' is a GGUF file"):
+        load_tokenizer(path, str(tmp_path / "m.gguf"))
+
+
+def test_broken_files(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(ModelLoadError, match=r"its tokenizer cannot be loaded: .*Set tokenizer to another directory"):
+        load_tokenizer(tmp_path)
+
+
+def test_eos_of_all_sources():
+    sources = [
+        SimpleNamespace(eos_token_id=[7, 2]),
+        SimpleNamespace(eos_token_id=2),
+        SimpleNamespace(eos_token_id=0),
+        None,
+    ]
+    assert eos_token_ids(*sources, SimpleNamespace(eos_token_id=None), SimpleNamespace()) == (0, 2, 7)
+
+
+def test_conversation():
+    tokenizer = tiny_tokenizer(512)
+    ids = apply_chat_template(tokenizer, HELLO, model="m")
+    text = tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, tokenize=False)
+    assert tokenizer.decode(ids) == text
+    assert "hello" in text
+
+
+def test_no_tokenizer():
+    with pytest.raises(InvalidRequestError, match=r"chat: the model 'm' has no tokenizer"):
+        apply_chat_template(None, HELLO, model="m")
+
+
+def test_no_template():
+    tokenizer = tiny_tokenizer(512)
+    tokenizer.chat_template = None
+    with pytest.raises(InvalidRequestError, match=r"chat: the model 'm' has no chat template .*use generate"):
+        apply_chat_template(tokenizer, HELLO, model="m")
+
+
+@pytest.mark.parametrize("messages", [["hello"], [{"content": "x"}], [{"role": 3, "content": "x"}], [{"role": "user"}]])
+def test_malformed_messages(messages):
+    with pytest.raises(InvalidRequestError, match=r"chat: message 0 must be a dict with 'role' and 'content'"):
+        apply_chat_template(tiny_tokenizer(512), messages, model="m")
+
+
+def test_empty_conversation():
+    with pytest.raises(InvalidRequestError, match=r"conversation is empty"):
+        apply_chat_template(tiny_tokenizer(512), [], model="m")
+
+
+def test_messages_the_template_refuses():
+    tokenizer = tiny_tokenizer(512)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(InvalidRequestError, match=r"do not fit the chat template of 'm': roles must alternate"):
+        apply_chat_template(tokenizer, HELLO, model="m")

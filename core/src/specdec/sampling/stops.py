@@ -71,10 +71,20 @@ class StopChecker:
 
     def check(self, run: Sequence[int]) -> StopDecision:
         """Take in the tokens of a step; nothing may follow once a decision has a finish reason."""
-        if self._stops.any:
-            return self._check_one_by_one(run)
+        before = self._num_tokens
         kept, reason, stop = self._cut(run)
-        return StopDecision(len(kept), self._text_of(kept, reason, stop), reason, self._reported(stop))
+        visible = kept[:-1] if stop is not None and not self._keep_stop_text else kept
+        text = ""
+        if self._detokenizer is not None and self._stops.any:
+            pieces = [self._detokenizer.append([token]) for token in visible]
+            text, match = self._stops.take(pieces, self._min_tokens - before)
+            if match is not None:
+                return StopDecision(match[0], text, "stop", match[1])
+        elif self._detokenizer is not None:
+            text = self._detokenizer.append(visible)
+        if reason is not None:
+            text += self.finish()
+        return StopDecision(len(kept), text, reason, None if stop in self._end_ids else stop)
 
     def finish(self) -> str:
         """The text held back so far, for an output that ends for another reason."""
@@ -92,31 +102,6 @@ class StopChecker:
                 return run[:count], "length", None
         return run, None, None
 
-    def _check_one_by_one(self, run: Sequence[int]) -> StopDecision:
-        text = ""
-        for count, token in enumerate(run, start=1):
-            _, reason, stop = self._cut([token])
-            piece = self._text_of([] if self._hides(stop) else [token], None, None)
-            piece, found = self._stops.take(piece, counts=self._num_tokens > self._min_tokens and stop is None)
-            text += piece
-            if found is not None:
-                return StopDecision(count, text, "stop", found)
-            if reason is not None:
-                return StopDecision(count, text + self.finish(), reason, self._reported(stop))
-        return StopDecision(len(run), text)
-
-    def _text_of(self, tokens: Sequence[int], reason: str | None, stop: int | None) -> str:
-        if self._detokenizer is None:
-            return ""
-        text = self._detokenizer.append(tokens[:-1] if self._hides(stop) else tokens)
-        return text if reason is None else text + self._detokenizer.finish()
-
-    def _hides(self, stop: int | None) -> bool:
-        return stop is not None and not self._keep_stop_text
-
-    def _reported(self, stop: int | None) -> int | None:
-        return None if stop in self._end_ids else stop
-
 
 class _StopStrings:
     """Looks for stop strings in text that comes in pieces."""
@@ -125,6 +110,7 @@ class _StopStrings:
         self._stops = stops
         self._keep_match = keep_match
         self._longest = max(map(len, stops), default=0)
+        self._firsts = {stop[0] for stop in stops}
         self._tail = ""
         """The longest end of the text so far with which a stop string begins; held back unless matches are kept."""
 
@@ -132,15 +118,35 @@ class _StopStrings:
     def any(self) -> bool:
         return bool(self._stops)
 
-    def take(self, piece: str, *, counts: bool) -> tuple[str, str | None]:
-        """Add a piece of text; return what can be given out, and the stop string found if it ``counts``."""
-        text = self._tail + piece
-        given = len(self._tail) if self._keep_match else 0
-        if counts and (match := self._first_match(text, len(self._tail))) is not None:
-            start, stop = match
-            return text[given : start + len(stop) if self._keep_match else start], stop
+    def take(self, pieces: Sequence[str], first_that_counts: int) -> tuple[str, tuple[int, str] | None]:
+        """Add the texts of several tokens.
+
+        Args:
+            pieces: one text per token.
+            first_that_counts: the first piece that may complete a stop string; those completed earlier are passed over.
+
+        Returns:
+            The text to give out; and when a stop string is complete, the number of pieces up to its end, and it.
+        """
+        text = self._tail + "".join(pieces)
+        if not any(stop in text for stop in self._stops):
+            return self._give(text), None
+        given = ""
+        for count, piece in enumerate(pieces, start=1):
+            text = self._tail + piece
+            match = self._first_match(text, len(self._tail)) if count > first_that_counts else None
+            if match is not None:
+                start, stop = match
+                end = start + len(stop) if self._keep_match else start
+                return given + text[len(self._tail) if self._keep_match else 0 : end], (count, stop)
+            given += self._give(text)
+        return given, None
+
+    def _give(self, text: str) -> str:
+        """Keep the end of ``text`` (the tail and what came after it) that may begin a stop string; return the news."""
+        known = len(self._tail) if self._keep_match else 0
         self._tail = self._beginning_at_end(text)
-        return text[given : len(text) if self._keep_match else len(text) - len(self._tail)], None
+        return text[known : len(text) if self._keep_match else len(text) - len(self._tail)]
 
     def release(self, rest: str) -> str:
         """The last text, and what was held back before it."""
@@ -159,8 +165,12 @@ class _StopStrings:
         return start, stop
 
     def _beginning_at_end(self, text: str) -> str:
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            end = text[-length:]
-            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
-                return end
+        """The longest end of the text that is a proper beginning of a stop string."""
+        end = text[-(self._longest - 1) :] if self._longest > 1 else ""
+        if not any(first in end for first in self._firsts):
+            return ""
+        for start in range(len(end)):
+            part = end[start:]
+            if any(len(stop) > len(part) and stop.startswith(part) for stop in self._stops):
+                return part
         return ""

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 _ZERO = np.float32(0)
-_SPAN = 64
+_SPAN = 32
 """Tokens whose states are looked at together: most have not been said, and stay as they are."""
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from specdec.version import __version__
+
 if TYPE_CHECKING:
     from specdec.async_llm import AsyncLLM
     from specdec.llm import LLM
     from specdec.outputs import CompletionOutput, RequestOutput
     from specdec.sampling.params import SamplingParams
-
-__version__ = "0.1.0"
 
 __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
 

@@ -18,6 +18,7 @@ from specdec.runner.drafting import Drafting
 from specdec.runner.verification import Verification
 from specdec.sampling.logprobs import LogprobsComputer
 from specdec.sampling.pipeline import LogitsPipeline
+from specdec.sampling.sampler import warm_up
 from specdec.types import EngineContext, Needs
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     backend = registry.attention_backends(requirements, context, wanted=config.attention_backend)
     cache = target.allocate_kv_cache(num_blocks, config.block_size)
     target.bind(backend, cache, needs)
+    warm_up(target.device)
     if proposer is not None:
         proposer.load(target)
     kv_cache = KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)

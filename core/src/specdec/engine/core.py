@@ -76,6 +76,7 @@ class EngineCore:
     def abort(self, request: Request) -> None:
         """End a request now and release what it holds; harmless when it has ended."""
         if request.request_id in self._requests:
+            request.text += request.stop_checker.finish()
             request.finish_reason = "abort"
             self._end(request)
 

@@ -110,6 +110,12 @@ def test_info_describes_a_plugin_and_its_options(toys: Toys, capsys: pytest.Capt
     }
 
 
+def test_info_about_a_plugin_that_fails_on_import(toys: Toys, capsys: pytest.CaptureFixture[str]) -> None:
+    toys.proposer("toy-bad", "bad", "raise ImportError('no luck')")
+    assert main(["plugins", "info", "bad"]) == 0
+    assert "problem        The proposer 'bad' of toy-bad 1.0 is installed but cannot be" in capsys.readouterr().out
+
+
 def test_info_about_nothing_known(toys: Toys, capsys: pytest.CaptureFixture[str]) -> None:
     toys.proposer("toy-good", "good")
     assert main(["plugins", "info", "goood"]) == 2

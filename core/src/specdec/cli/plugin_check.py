@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+from rich.text import Text
 
+from specdec.cli.console import make_console
 from specdec.config import from_kwargs, to_dict
 from specdec.errors import PluginKindError
 from specdec.registry.catalogue import KINDS
@@ -79,10 +81,7 @@ class Report:
 
     def print(self) -> None:
         """Write the report for people."""
-        from rich.console import Console
-        from rich.text import Text
-
-        console = Console(highlight=False, soft_wrap=True)
+        console = make_console()
         console.print(f"Contract tests of the {self.plugin}", markup=False)
         for (name, meaning), cases in self._grouped().items():
             worst = next(

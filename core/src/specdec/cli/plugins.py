@@ -118,9 +118,10 @@ def _after_loading(registry: Registry, entry: PluginEntry) -> PluginEntry:
 
 
 def _print_table(registry: Registry, entries: tuple[PluginEntry, ...]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from specdec.cli.console import make_console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("kind", "name", "distribution", "version", "hooks", "status"):
@@ -129,7 +130,7 @@ def _print_table(registry: Registry, entries: tuple[PluginEntry, ...]) -> None:
         kind = KINDS[entry.kind].label if entry.kind else "-"
         cells = (kind, entry.name or "-", entry.distribution, entry.version, ", ".join(registry.hooks(entry)))
         table.add_row(*map(Text, cells), Text(entry.status, style=_STYLES.get(entry.status, "red")))
-    console = Console(highlight=False)
+    console = make_console()
     console.width = max(console.width, 110)  # names stay whole; a narrower terminal wraps the lines itself
     console.print(table)
     for entry in entries:
@@ -148,9 +149,9 @@ def run_info(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(described)
         return 0
-    from rich.console import Console
+    from specdec.cli.console import make_console
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console()
     for facts in described:
         options = facts.pop("options", [])
         width = max(map(len, facts))
@@ -173,7 +174,10 @@ def _described(registry: Registry, entry: PluginEntry) -> dict[str, Any]:
     required = core_requirement(entry.found)
     facts["requires_core"] = str(required.specifier) if required else "any version"
     if entry.kind and entry.name and KINDS[entry.kind].options and entry.status == "ok":
-        facts["options"] = _options(registry, entry.kind, entry.name)
+        try:
+            facts["options"] = _options(registry, entry.kind, entry.name)
+        except PluginError as error:
+            facts["problem"] = str(error)
     return facts
 
 

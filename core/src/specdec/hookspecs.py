@@ -89,15 +89,16 @@ def attention_backend(requirements: AttentionRequirements, engine: EngineContext
     """Build an attention backend over the paged KV cache.
 
     When called: once per engine, after the target's attention layers are known and before the KV cache is made.
-    With ``attention_backend = "auto"`` each installed backend is built and asked `AttentionBackend.supports`; of those that
-    serve the engine the one with the highest `AttentionBackend.priority` is taken.
+    With ``attention_backend = "auto"`` each installed backend is built and asked `AttentionBackend.supports`; of those
+    that serve the engine the one with the highest `AttentionBackend.priority` is taken.
 
     Args:
         requirements: layers, dtype, device and block size to serve.
         engine: facts about the engine; ``engine.target`` is not ready to run yet.
 
     Returns:
-        A `specdec.attention.AttentionBackend`; it must not allocate large buffers before `AttentionBackend.supports` was asked.
+        A `specdec.attention.AttentionBackend`; it must not allocate large buffers before `AttentionBackend.supports` was
+        asked.
 
     Raises:
         SpecdecError: shown as it is when the backend was named by the user; with "auto" the backend is passed over.
@@ -133,8 +134,8 @@ def config_class() -> type | None:
     When called: while a configuration is validated; the module must import without torch.
 
     Returns:
-        An attrs class. Its fields are the keys that the ``speculative`` section (proposers), or the section named after the
-        plugin's kind, may carry beside the core's own.
+        An attrs class. Its fields are the keys that the section ``speculative`` may carry beside the core's own
+        (proposers), or the keys of ``verifier_options`` (verifiers).
 
     Compatibility: since 0.1.
     """
@@ -144,8 +145,9 @@ def config_class() -> type | None:
 def identify(checkpoint: Path) -> Identification | None:
     """Say whether a checkpoint directory belongs to this proposer.
 
-    When called: only if ``speculative.model`` is set and ``speculative.method`` is not, for plugins whose shipped markers
-    (``specdec_markers.toml`` beside the plugin's module) fit the checkpoint's ``config.json``.
+    When called: only if ``speculative.model`` is set and ``speculative.method`` is not, for plugins whose shipped
+    markers (``specdec_markers.toml`` beside the plugin's module) fit the checkpoint's ``config.json``. Without this hook
+    fitting markers are enough.
 
     Args:
         checkpoint: directory with a ``config.json``.

@@ -77,8 +77,8 @@ class PackedBatch:
     max_query_len: int
     max_seq_len: int
     parents: Tensor | None = None
-    """int32 [T] for trees: parent of each token among the request's own tokens of this batch, -1 for its first; None when
-    every request is a chain or a prefill chunk."""
+    """int32 [T] for trees: parent of each token among the request's own tokens of this batch, -1 for its first; None
+    when every request is a chain or a prefill chunk."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -121,8 +121,8 @@ class ProposalInput:
         """Addresses and lengths of `token_ids`, for compiled code that serves all requests in one call.
 
         Returns:
-            int64 [B] addresses, each of that many contiguous int64 tokens, and int64 [B] lengths. The addresses are valid
-            while this value lives and must only be read from.
+            int64 [B] addresses, each of that many contiguous int64 tokens, and int64 [B] lengths. The addresses are
+            valid while this value lives and must only be read from.
 
         Raises:
             TypeError: an entry of `token_ids` is not a contiguous int64 array.
@@ -145,8 +145,8 @@ class ProposalInput:
 class Rows:
     """The logits rows of a verify step: request r owns rows ``row_start[r] .. row_start[r + 1] - 1``.
 
-    The first row of a request follows its last committed token; row i follows draft token i - 1 (for trees: node i - 1).
-    A request without a draft has one row.
+    The first row of a request follows its last committed token; row i follows draft token i - 1 (for trees: node
+    i - 1). A request without a draft has one row.
     """
 
     logits: Tensor
@@ -160,7 +160,7 @@ class Rows:
     """int64 [R]: the sequence position of the token that the row chooses."""
     num_requests: int
     max_draft_tokens: int | None = None
-    """The most draft tokens of any request, for shapes that must be known without asking the device; None: not known."""
+    """The most draft tokens of any request, for shapes needed without asking the device; None: not known."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -168,8 +168,8 @@ class Verdict:
     """What a verifier decided: 1 to k + 1 tokens per request."""
 
     token_ids: Tensor
-    """int64 [B, K + 1]: the accepted draft tokens and the recovered or bonus token, padded with -1. In place of the last
-    one a code of `specdec.sampling.outcome` (below -1) says that its row gave no token."""
+    """int64 [B, K + 1]: the accepted draft tokens and the recovered or bonus token, padded with -1. In place of the
+    last one a code of `specdec.sampling.outcome` (below -1) says that its row gave no token."""
     num_tokens: Tensor
     """int32 [B]: how many of them count; accepted draft tokens + 1."""
     accepted_nodes: Tensor | None = None
@@ -305,5 +305,3 @@ class SpecStats:
         if not self.num_drafts:
             return tuple(0.0 for _ in self.num_accepted_tokens_per_pos)
         return tuple(n / self.num_drafts for n in self.num_accepted_tokens_per_pos)
-
-

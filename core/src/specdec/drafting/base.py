@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Proposer(ABC):
     """Proposes draft tokens for the running requests, once per step.
 
-    All methods run on the engine's thread. Whatever `propose` returns is checked, and a lossless verifier keeps the output
-    equal to the target's; a proposer that raises or breaks the contract costs that step its speculation.
+    All methods run on the engine's thread. Whatever `propose` returns is checked, and a lossless verifier keeps the
+    output equal to the target's; a proposer that raises or breaks the contract costs that step its speculation.
     """
 
     needs: Needs = Needs()

@@ -97,8 +97,8 @@ def attention_backend(requirements: AttentionRequirements, engine: EngineContext
         engine: facts about the engine; ``engine.target`` is not ready to run yet.
 
     Returns:
-        A `specdec.attention.AttentionBackend`; it must not allocate large buffers before `AttentionBackend.supports` was
-        asked.
+        A `specdec.attention.AttentionBackend`; it must not allocate large buffers before `AttentionBackend.supports`
+        was asked.
 
     Raises:
         SpecdecError: shown as it is when the backend was named by the user; with "auto" the backend is passed over.
@@ -146,8 +146,8 @@ def identify(checkpoint: Path) -> Identification | None:
     """Say whether a checkpoint directory belongs to this proposer.
 
     When called: only if ``speculative.model`` is set and ``speculative.method`` is not, for plugins whose shipped
-    markers (``specdec_markers.toml`` beside the plugin's module) fit the checkpoint's ``config.json``. Without this hook
-    fitting markers are enough.
+    markers (``specdec_markers.toml`` beside the plugin's module) fit the checkpoint's ``config.json``. Without this
+    hook fitting markers are enough.
 
     Args:
         checkpoint: directory with a ``config.json``.

@@ -2,7 +2,8 @@
 
 The model is a tiny random one with the vocabulary of a real one: what is measured does not depend on the model's size
 but for the vocabulary. A step's overhead is its wall time less the target's forward pass, split as the engine's
-statistics split it; the median over the decode steps is reported.
+statistics split it; the median over the decode steps is reported. "plain" does not speculate, "ngram" proposes n-grams
+and seldom finds one in random text, "drafts" verifies a draft of five wrong tokens for every request in every step.
 
     python benchmarks/overhead.py
     python benchmarks/overhead.py --contexts 100,1000 --batches 1 --method ngram --temperature 1
@@ -19,6 +20,8 @@ from typing import Any
 import numpy as np
 from common import write_result
 
+METHODS = ("plain", "ngram", "drafts")
+K = 5
 STAGES = ("propose_seconds", "verify_seconds", "rest_seconds")
 
 
@@ -28,7 +31,7 @@ def main() -> int:
     parser.add_argument("--contexts", default="100,1000,8000")
     parser.add_argument("--vocab-size", type=int, default=49152)
     parser.add_argument("--steps", type=int, default=60, help="decode steps measured in each cell")
-    parser.add_argument("--method", action="append", choices=("plain", "ngram"), help="both when not given")
+    parser.add_argument("--method", action="append", choices=METHODS, help="all when not given")
     parser.add_argument("--temperature", type=float, action="append", help="0 and 1 when not given")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", metavar="FILE")
@@ -36,7 +39,7 @@ def main() -> int:
     cells = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(folder, arguments.vocab_size)
-        for method in arguments.method or ["plain", "ngram"]:
+        for method in arguments.method or METHODS:
             for batch in map(int, arguments.batches.split(",")):
                 for context in map(int, arguments.contexts.split(",")):
                     for temperature in arguments.temperature or [0.0, 1.0]:
@@ -58,38 +61,9 @@ def measure(
     model: str, arguments: argparse.Namespace, *, method: str, batch: int, context: int, temperature: float
 ) -> dict[str, Any]:
     """Overhead of the decode steps of one cell."""
-    from specdec.config import from_kwargs
-    from specdec.engine.frontend import Frontend
-    from specdec.sampling.params import SamplingParams
-
-    k = 5 if method == "ngram" else 0
-    speculative = {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
-    config = from_kwargs(
-        model,
-        dtype="float32",
-        num_threads=arguments.threads,
-        max_num_seqs=batch,
-        max_model_len=context + 8 * (arguments.steps + 20),
-        kv_cache_memory=2**31,
-        stat_loggers=[],
-        speculative_config=speculative if k else None,
-    )
-    frontend = Frontend(config)
-    # each request ends in the same text twice, so that lookups find something; the rest is shared and computed once
-    rng = np.random.default_rng(0)
-    shared = rng.integers(10, arguments.vocab_size, context).tolist()
-    most = (k + 1) * (arguments.steps + 20)
-    params = SamplingParams(temperature=temperature, max_tokens=most, ignore_eos=True, seed=1)
-    first = frontend.prepare({"prompt_token_ids": shared}, params, None)
-    frontend.submit(first)
-    while not first.requests[0].num_output_tokens:
-        frontend.step()
-    for _ in range(batch - 1):
-        frontend.submit(frontend.prepare({"prompt_token_ids": shared}, params, None))
-    while frontend.core.num_waiting or not all(g.requests[0].num_output_tokens for g in frontend.groups.values()):
-        frontend.step()
-    for _ in range(10):
-        frontend.step()
+    most = (K + 1) * (arguments.steps + 20)
+    frontend = open_engine(model, method, max_num_seqs=batch, max_len=context + most, threads=arguments.threads)
+    fill(frontend, batch, context, most, temperature)
     steps = [step_overhead(frontend) for _ in range(arguments.steps)]
     frontend.close()
     total = [sum(step[stage] for stage in STAGES) for step in steps]
@@ -97,9 +71,44 @@ def measure(
         "overhead_ms": 1000 * median(total),
         **{stage.replace("_seconds", "_ms"): 1000 * median(step[stage] for step in steps) for stage in STAGES},
         "target_ms": 1000 * median(step["target_seconds"] for step in steps),
-        "mean_requests": sum(step["num_generated"] > 0 for step in steps) and batch,
         "tokens_per_step": sum(step["num_generated"] for step in steps) / len(steps),
     }
+
+
+def open_engine(model: str, method: str, *, max_num_seqs: int, max_len: int, threads: int) -> Any:
+    from specdec.config import from_kwargs
+    from specdec.engine.frontend import Frontend
+    from specdec.testing.oracles import WrongProposer
+
+    speculative = {"method": method, "num_speculative_tokens": K}
+    if method == "ngram":
+        speculative |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    config = from_kwargs(
+        model,
+        dtype="float32",
+        num_threads=threads,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_len,
+        kv_cache_memory="2GiB",
+        stat_loggers=[],
+        speculative_config=None if method == "plain" else speculative,
+    )
+    return Frontend(config, WrongProposer(9) if method == "drafts" else None)
+
+
+def fill(frontend: Any, batch: int, context: int, max_tokens: int, temperature: float) -> None:
+    """Bring ``batch`` requests to decoding. They share their prompt, so that it is computed once."""
+    from specdec.sampling.params import SamplingParams
+
+    prompt = np.random.default_rng(0).integers(10, frontend.context.target_info.vocab_size, context).tolist()
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, seed=1)
+    for number in (1, batch - 1):
+        for _ in range(number):
+            frontend.submit(frontend.prepare({"prompt_token_ids": prompt}, params, None))
+        while any(not group.requests[0].num_output_tokens for group in frontend.groups.values()):
+            frontend.step()
+    for _ in range(10):
+        frontend.step()
 
 
 def step_overhead(frontend: Any) -> dict[str, float]:

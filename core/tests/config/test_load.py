@@ -173,7 +173,7 @@ def test_environment_variables_are_parsed():
     config, sources = load(environ=environ)
     assert config.fuse is False
     assert config.num_threads is None
-    assert config.kv_cache_bytes == 2 * 2**20
+    assert config.kv_cache_memory == "2MiB"
     assert config.stat_loggers == ("logging", "other")
     assert config.speculative.num_speculative_tokens == 7
     assert config.speculative.options == {"prompt_lookup_max": 3}

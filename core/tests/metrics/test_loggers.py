@@ -26,6 +26,7 @@ def test_one_line_an_interval(caplog):
         logger.record(StepStats(num_generated_tokens=4, num_running=2, num_waiting=1, kv_usage=0.5))
         clock.now += 1.0
     assert len(lines(caplog)) == 2
+    assert lines(caplog)[1].startswith("4.4 tokens/s generated")
     assert lines(caplog)[0].startswith(
         "4.4 tokens/s generated, 0.0 tokens/s prompt, running 2, waiting 1, KV cache 50.0%"
     )

@@ -132,7 +132,11 @@ def test_differences_between_two_moments():
     assert (between.free_blocks, between.total_blocks) == (4, 10)
     assert earlier.since(earlier).mean_acceptance_length == 1.0
     again = earlier.plus(between)
-    assert (again.num_drafts, again.num_draft_tokens, again.free_blocks) == (later.num_drafts, later.num_draft_tokens, 4)
+    assert (again.num_drafts, again.num_draft_tokens, again.free_blocks) == (
+        later.num_drafts,
+        later.num_draft_tokens,
+        4,
+    )
     assert between.plus(earlier).num_draft_tokens_per_pos == later.num_draft_tokens_per_pos
 
 

@@ -10,7 +10,7 @@ from attrs.validators import optional
 
 from specdec.config import validators as check
 from specdec.config.problems import InvalidValueError, SettingsConflictError
-from specdec.config.sizes import Size, parse_size
+from specdec.config.sizes import Size
 
 MAX_SPECULATIVE_TOKENS = 64
 
@@ -133,8 +133,3 @@ class EngineConfig:
     """Seconds between two lines of the logging stat logger."""
     plugins: PluginsConfig = field(factory=PluginsConfig, validator=check.instance(PluginsConfig, "a table"))
     """Which plugins may be used."""
-
-    @property
-    def kv_cache_bytes(self) -> int:
-        """`kv_cache_memory` in bytes."""
-        return parse_size(self.kv_cache_memory)

@@ -6,10 +6,9 @@ import argparse
 import sys
 from importlib import resources
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING
 
-from rich.padding import Padding
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -66,7 +65,7 @@ def introduce(console: Console, variants: list[Variant], num_prompts: int, model
 def show_texts(console: Console, prompts: list[Prompt], variants: list[Variant]) -> None:
     """Each prompt's beginning and its answer; answers that differ between methods are all shown."""
     for number, prompt in enumerate(prompts):
-        console.print(Rule(f"{prompt.id} ({prompt.task})", align="left"))
+        console.print(Text(f"--- {prompt.id} ({prompt.task})", style="bold"))
         question = str((prompt.messages or ({"content": prompt.text},))[0]["content"])
         console.print(Text(shortened(question), style="dim"))
         shown: dict[str, list[str]] = {}
@@ -75,7 +74,7 @@ def show_texts(console: Console, prompts: list[Prompt], variants: list[Variant])
         for text, names in shown.items():
             if len(shown) > 1:
                 console.print(Text(", ".join(names), style="italic"))
-            console.print(Padding(Text(text), (0, 0, 1, 2)))
+            console.print(Text(indent(text.strip("\n"), "  ") + "\n"))
 
 
 def shortened(text: str, lines: int = 6) -> str:

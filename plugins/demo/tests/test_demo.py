@@ -1,0 +1,78 @@
+"""``specdec demo``."""
+
+import subprocess
+import sys
+
+import pytest
+
+from specdec.cli.main import main
+from specdec.config import SpeculativeConfig
+from specdec.errors import ConfigError, PluginConflictError
+from specdec_demo import demo, methods
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from specdec.testing.models import tiny_model
+
+    return str(tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def test_texts_and_figures(model, capsys, tmp_path, monkeypatch):
+    pytest.importorskip("specdec_ngram")
+    monkeypatch.chdir(tmp_path)
+    argv = ["demo", "--model", model, "--dtype", "float32", "--num-prompts", "2", "--max-tokens", "8", "--rounds", "1"]
+    code = main(argv)
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "--- code_edit/humanevalpack-java-7 (edit_bugfix)" in out
+    assert "--- mt_bench/121 (coding)" in out
+    line = next(line for line in out.splitlines() if "ngram" in line and "│" in line)
+    assert "100%" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes_are_told(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--rounds", "0"]) == 2
+    assert main(["demo", "--model", "no/such/model/here", "--rounds", "1"]) == 2
+    assert "no/such/model/here" in capsys.readouterr().err
+
+
+def test_the_prompts_are_conversations_with_known_licences():
+    prompts = demo.bundled_prompts()
+    assert len(prompts) == 8
+    assert all(prompt.messages for prompt in prompts)
+    assert {prompt.id.partition("/")[0] for prompt in prompts} == {"code_edit", "mt_bench"}
+
+
+class FakeRegistry:
+    """Three proposers: one usable, one that needs a checkpoint, one with two providers."""
+
+    def __init__(self, plugins):
+        pass
+
+    def entries(self):
+        kinds = ("proposer", "proposer", "proposer", "head")
+        names = ("suffix", "eagle", "twice", "eagle.llama")
+        return [type("Entry", (), {"kind": kind, "name": name}) for kind, name in zip(kinds, names, strict=True)]
+
+    def plugin_config(self, kind, name, options):
+        if name == "eagle":
+            raise ConfigError("speculative.model is not set.")
+        if name == "twice":
+            raise PluginConflictError("two distributions offer 'twice'")
+        return options
+
+
+def test_methods_that_need_a_checkpoint_are_left_out(monkeypatch):
+    monkeypatch.setattr(methods, "Registry", FakeRegistry)
+    usable, left_out = methods.installed_methods(demo.demo_config("m", "float32"), 3)
+    assert usable == [SpeculativeConfig(method="suffix", num_speculative_tokens=3)]
+    assert sorted(left_out) == ["eagle", "twice"]
+    assert "speculative.model" in left_out["eagle"]
+
+
+def test_the_plugin_imports_nothing_heavy():
+    code = "import sys, specdec_demo.plugin; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

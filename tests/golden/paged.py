@@ -24,7 +24,7 @@ class Request:
 class PagedRunner:
     """Runs packed steps; the cache's unused slots hold NaN, so that reading one shows."""
 
-    def __init__(self, target: TargetModel, needs: Needs | None = None, num_blocks: int = 120) -> None:
+    def __init__(self, target: TargetModel, needs: Needs | None = None, num_blocks: int = 150) -> None:
         self.target = target
         self.cache = target.allocate_kv_cache(num_blocks, BLOCK_SIZE)
         for layer in self.cache.layers:

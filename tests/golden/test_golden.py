@@ -156,17 +156,44 @@ def plain_hidden_states(model, tokens):
     return plain.hidden_states[-1][0], first[0], second[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("model_type", ["llama", "gemma3", "gpt_oss", "deepseek_v3"])
-def test_bfloat16_stays_close(model_type):
+def test_half_precision_stays_close(model_type, dtype):
     plain = golden_model(model_type)
-    target = TargetModel.from_model(golden_model(model_type).to(torch.bfloat16), name=model_type)
+    target = TargetModel.from_model(golden_model(model_type).to(dtype), name=model_type)
     runner = PagedRunner(target)
     tokens = prompts()[1]
     found = torch.cat(
         [runner.logits([(request, part)])[0] for request in [Request()] for part in (tokens[:30], tokens[30:])]
     )
-    assert found.dtype == torch.bfloat16
+    assert found.dtype == dtype
     with torch.inference_mode():
         expected = plain(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
     error = (found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.median() < 0.1
+
+
+def test_prompts_around_chunk_boundaries(pair):
+    """Rows at the edges of prefill chunks of 32 tokens equal a one-shot forward (prompt logprobs depend on them)."""
+    runner = PagedRunner(pair.target)
+    generator = torch.Generator().manual_seed(6)
+    texts = [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in (31, 32, 33, 63, 64, 65, 97)]
+    requests, found = [Request() for _ in texts], [[] for _ in texts]
+    for _ in range(4):
+        at = [i for i, t in enumerate(texts) if requests[i].cached < len(t)]
+        work = [(requests[i], texts[i][requests[i].cached : requests[i].cached + 32]) for i in at]
+        for i, logits in zip(at, runner.logits(work), strict=True):
+            found[i].append(logits)
+    for tokens, logits in zip(texts, found, strict=True):
+        close(torch.cat(logits), pair.expected(tokens))
+
+
+def test_a_verify_step_equals_single_steps(pair):
+    """Five tokens at once over a cached prefix give the logits of five steps of one token."""
+    runner = PagedRunner(pair.target)
+    tokens = prompts(7)[1]
+    together, alone = Request(), Request()
+    runner.step([(together, tokens[:-5]), (alone, tokens[:-5])])
+    (at_once,) = runner.logits([(together, tokens[-5:])])
+    single = torch.cat([runner.logits([(alone, [token])])[0] for token in tokens[-5:]])
+    close(at_once, single)

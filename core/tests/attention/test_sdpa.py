@@ -218,20 +218,13 @@ def test_long_calls_are_split_without_changing_the_result(facts, monkeypatch):
     check(scene)
 
 
-def test_the_padded_group_of_devices_without_host_reads(monkeypatch):
+@pytest.mark.parametrize("name", ["one verify", "ragged decodes", "ragged verifies", "even verifies"])
+@pytest.mark.parametrize("facts", FACTS.values(), ids=FACTS.keys())
+def test_the_padded_group_of_devices_without_host_reads(facts, name, monkeypatch):
     """On a GPU, decode and verify steps are one padded group; its results equal those of separate groups."""
-    for facts in FACTS.values():
-        for name in ("one verify", "ragged decodes", "ragged verifies", "even verifies"):
-            scene = Scene(make_layer(**facts), LENGTHS[name])
-
-            def padded(batch):
-                count = batch.seq_lens.shape[0]
-                even = count == 1
-                first = 0 if even else None
-                return [sdpa_module._Requests(range(count), batch.max_query_len, batch.max_seq_len, even, first)]
-
-            monkeypatch.setattr(sdpa_module, "_grouped", padded)
-            check(scene)
+    monkeypatch.setattr(sdpa_module, "HOST_READS_ARE_FREE", frozenset())
+    check(Scene(make_layer(**facts), LENGTHS[name]))
+    check(Scene(make_layer(**facts), [(9, 7), (4, 5)], [[-1, 0, 0, 1, 1, 2, 4], [-1, 0, 1, 1, 0]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

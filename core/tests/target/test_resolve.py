@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from specdec.errors import ModelNotFoundError
+from specdec.errors import ConfigError, ModelNotFoundError
 from specdec.target import demo
 from specdec.target.cache import cache_root, creating
 from specdec.target.resolve import resolve_model
@@ -211,3 +211,15 @@ def test_an_entry_is_created_once_by_whoever_comes_first(tmp_path):
     for thread in threads:
         thread.join()
     assert made == [1]
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+
+    def create():
+        with creating(tmp_path / "file" / "entry"):
+            pass
+
+    with pytest.raises(ConfigError, match=r"cache_dir: cannot write to .*/file: .*SPECDEC_CACHE") as error:
+        create()
+    assert error.value.path == "cache_dir"

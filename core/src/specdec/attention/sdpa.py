@@ -43,6 +43,10 @@ MAX_SCORES = 1 << 25
 """Queries of one call are split so that queries x heads x keys stays below this; bounds the memory of scores."""
 
 
+HOST_READS_ARE_FREE = frozenset({"cpu"})
+"""Device types whose tensors the host reads without waiting."""
+
+
 @define(eq=False)
 class _Columns:
     """Which slots a group reads for one kind of layer, and who sees whom."""
@@ -137,7 +141,7 @@ class _Requests:
 def _grouped(batch: PackedBatch) -> list[_Requests]:
     """Split the batch: by number of queries (powers of two) and by context length (within a factor of 2)."""
     count = batch.seq_lens.shape[0]
-    if batch.input_ids.device.type != "cpu" and batch.max_query_len <= MAX_SHARED_QUERIES:
+    if batch.input_ids.device.type not in HOST_READS_ARE_FREE and batch.max_query_len <= MAX_SHARED_QUERIES:
         # One padded group: reading the lengths would make the host wait for the device.
         even = count == 1
         return [_Requests(range(count), batch.max_query_len, batch.max_seq_len, even, 0 if even else None)]
@@ -189,8 +193,8 @@ class _Group:
         starts = batch.query_start_loc[chosen].long()
         self._query_lens = batch.query_start_loc[chosen + 1].long() - starts
         steps = torch.arange(requests.query_len, device=device)
-        inside = torch.minimum(steps, (self._query_lens - 1)[:, None])  # [n, Q]; padding repeats the last query
-        rows = starts[:, None] + inside
+        self._own = torch.minimum(steps, (self._query_lens - 1)[:, None])  # [n, Q]; padding repeats the last query
+        rows = starts[:, None] + self._own
         self._positions = batch.positions[rows]
         self._parents = None if batch.parents is None else batch.parents[rows].long()
         self._is_run = requests.first_token is not None
@@ -198,7 +202,7 @@ class _Group:
             self._rows = rows.flatten()
             real = (steps < self._query_lens[:, None]).flatten()
             # Padded results go where the result they repeat goes, so that no index list of uneven size is needed.
-            self._real = None if device.type != "cpu" else real.nonzero().flatten()
+            self._real = real.nonzero().flatten() if device.type in HOST_READS_ARE_FREE else None
 
     def covers(self, num_tokens: int) -> bool:
         """Whether the group is the whole batch in order."""
@@ -271,7 +275,7 @@ class _Group:
                 begin = torch.maximum(begin, first_seen)
                 num_keys = min(num_keys, size + query_len - 1)
         exact = chunk is None
-        if self._count == 1 and begin.device.type == "cpu":
+        if self._count == 1 and begin.device.type in HOST_READS_ARE_FREE:
             num_keys, exact = kv_len - int(begin), True
         places = begin[:, None] + torch.arange(num_keys, device=begin.device)
         inside = torch.minimum(places, (self._kv_lens - 1)[:, None])
@@ -283,7 +287,7 @@ class _Group:
         return _Columns(self._as_slice(slots), num_keys, allowed)
 
     def _as_slice(self, slots: Tensor) -> Tensor | slice:
-        if self._count > 1 or slots.device.type != "cpu":
+        if self._count > 1 or slots.device.type not in HOST_READS_ARE_FREE:
             return slots
         first, last = int(slots[0]), int(slots[-1])
         in_a_row = last - first + 1 == slots.shape[0] and bool((slots.diff() == 1).all())
@@ -298,7 +302,9 @@ class _Group:
         node = (inside - first_new).clamp(0, self._positions.shape[1] - 1)  # [n, L]
         is_new = inside >= first_new
         positions = torch.where(is_new, self._positions.gather(1, node), inside)
-        related = _ancestors(self._parents).gather(2, node[:, None].expand(-1, self._positions.shape[1], -1))
+        size = self._positions.shape[1]
+        related = _ancestors(self._parents).gather(1, self._own[:, :, None].expand(-1, -1, size))
+        related = related.gather(2, node[:, None].expand(-1, size, -1))
         return visible(self._positions, positions, window, chunk) & in_context & (related | ~is_new[:, None])
 
 

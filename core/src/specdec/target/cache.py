@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdec.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -28,13 +30,16 @@ def creating(entry: Path) -> Iterator[Path | None]:
 
     A lock beside the entry makes other processes wait; the entry appears by a rename when the block ends without an
     error. What an interrupted process left is removed by the next one.
+
+    Raises:
+        ConfigError: the cache directory cannot be written.
     """
     from filelock import FileLock
 
     if entry.exists():
         yield None
         return
-    entry.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(entry.parent)
     partial = entry.with_name(entry.name + ".partial")
     with FileLock(entry.with_name(entry.name + ".lock")):
         if entry.exists():
@@ -46,6 +51,24 @@ def creating(entry: Path) -> Iterator[Path | None]:
             partial.rename(entry)
         finally:
             _remove(partial)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path, os.W_OK)
+    except OSError as error:
+        raise _not_writable(path, error.strerror or str(error)) from error
+    if not writable:
+        raise _not_writable(path, "permission denied")
+
+
+def _not_writable(path: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"cache_dir: cannot write to {path}: {reason}. Set cache_dir, or the environment variable SPECDEC_CACHE, to a "
+        "directory that can be written",
+        path="cache_dir",
+    )
 
 
 def _remove(path: Path) -> None:

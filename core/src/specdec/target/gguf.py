@@ -72,7 +72,9 @@ def _require_gguf(source: Path) -> None:
 def _convert_in_process(source: Path, target: Path, dtype: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     command = [sys.executable, "-m", "specdec.target.gguf", str(source), str(target), dtype]
-    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    result = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
+    )
     if result.returncode == _EXIT_REFUSED:
         raise ModelLoadError(result.stdout.strip().splitlines()[-1])
     if result.returncode != 0:

@@ -161,6 +161,16 @@ def test_text_at_the_end_that_no_token_owns():
     assert render([("x!", [1], [0])], terminal=False) == "[x]!"
 
 
+def test_control_characters_do_not_reach_a_terminal():
+    assert render([("\x1b]0;title\x07a\tb\nc", [1], [-1])], terminal=True) == "␛]0;title␇a\tb\nc"
+
+
+def test_without_a_terminal_text_is_exact():
+    file = io.StringIO()
+    MarkedStream(Console(file=file), None).update(CompletionOutput(index=0, text="a\r\x1b[1mb", token_ids=[1]))
+    assert file.getvalue() == "a\r\x1b[1mb"
+
+
 def test_brackets_in_the_text_are_not_markup():
     file = io.StringIO()
     stream = MarkedStream(Console(file=file, highlight=False), None)

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli import engines
+from specdec.cli.console import harmless, make_console
 from specdec.cli.parser import Subparsers, add_command
 from specdec.cli.prompts import Prompt, from_arguments
 from specdec.cli.sampling import add_sampling_flags, read_sampling, was_given
@@ -91,7 +92,7 @@ def write_text(prompts: list[Prompt], outputs: list[RequestOutput]) -> None:
             if several:
                 number = f", choice {choice.index}" if len(output.outputs) > 1 else ""
                 print(f"--- {prompt.id}{number}")
-            print(choice.text)
+            print(harmless(choice.text) if sys.stdout.isatty() else choice.text)
 
 
 def write_json(prompts: list[Prompt], outputs: list[RequestOutput]) -> None:
@@ -145,7 +146,6 @@ def _logprobs_json(logprobs: Any) -> Any:
 
 def show_stats(stats: EngineStats) -> None:
     """Statistics on standard error."""
-    from specdec.cli.console import make_console
     from specdec.cli.tables import stats_table
 
     make_console(stderr=True).print(stats_table(stats))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.style import Style
 from rich.text import Text
+
+from specdec.cli.console import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,12 +59,14 @@ class MarkedStream:
     def _write(self, piece: str, origin: int) -> None:
         if not piece:
             return
-        style = ""
-        if origin >= 0 and self._coloured:
-            style = f"underline {COLOURS[min(origin, len(COLOURS) - 1)]}"
-        elif origin >= 0:
+        accepted = origin >= 0
+        if self._console.is_terminal:
+            piece = harmless(piece)
+        if accepted and self._coloured:
+            piece = Style(underline=True, color=COLOURS[min(origin, len(COLOURS) - 1)]).render(piece)
+        elif accepted:
             piece = f"[{piece}]"
-        self._console.print(Text(piece, style=style), end="", soft_wrap=True)
+        self._console.file.write(piece)
         self._console.file.flush()
 
 

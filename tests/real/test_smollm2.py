@@ -1,4 +1,4 @@
-"""The demonstration model in float32: whatever speculation does, the words are plain decoding's (known bugs, class A)."""
+"""The demonstration model in float32: with any speculation the words are plain decoding's (known bugs, class A)."""
 
 from __future__ import annotations
 

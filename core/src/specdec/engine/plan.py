@@ -21,7 +21,7 @@ class ScheduledRequest:
     """Positions to compute in this step, draft tokens included."""
     draft: RequestDraft
     samples: bool
-    """Whether the step reaches the request's last token, and so emits tokens; all prefill chunks but the last do not."""
+    """Whether the step reaches the last known token and so emits tokens; prefill chunks but the last do not."""
 
 
 @frozen(eq=False)

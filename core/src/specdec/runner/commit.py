@@ -138,4 +138,3 @@ def _compact_accepted_paths(step: StepBatch, accepted_nodes: torch.Tensor, cache
     for layer in cache.layers:
         layer.keys[goal] = layer.keys[source]
         layer.values[goal] = layer.values[source]
-

@@ -167,13 +167,14 @@ def _max_model_len(config: EngineConfig, target: TargetModel, num_blocks: int) -
             path="max_model_len",
         )
     wanted = config.max_model_len or limit
-    memory = format_size(parse_size(config.kv_cache_memory))
     if fits >= wanted:
         return wanted
+    memory = format_size(parse_size(config.kv_cache_memory))
     mebibytes = -(-(wanted + config.block_size) * target.kv_bytes_per_token() // 2**20)
     if config.max_model_len is not None or fits < 2:
         raise CapacityError(
-            f"kv_cache_memory {memory} holds {max(fits, 0)} tokens, too few for one request of max_model_len {wanted}: raise kv_cache_memory to {mebibytes}MiB or lower max_model_len"
+            f"kv_cache_memory {memory} holds {max(fits, 0)} tokens, too few for one request of max_model_len "
+            f"{wanted}: raise kv_cache_memory to {mebibytes}MiB or lower max_model_len"
         )
     logger.warning(
         "max_model_len is lowered from the model's %d to the %d tokens that kv_cache_memory %s holds",

@@ -37,7 +37,7 @@ class _KeyedCache(FunctionCache):
 
 
 def region(function: Callable[[int], None]) -> Any:
-    """Compile an entry point for `specdec.cpu.pool.Pool.run`; its ``address`` is what `run` takes."""
+    """Compile an entry point for `specdec.cpu.team.Team.run`; its ``address`` is what `run` takes."""
     compiled = CFunc(function, (REGION_ARGUMENTS, types.void), locals={}, options={"error_model": "numpy"})
     compiled._cache = _KeyedCache(function)
     compiled.compile()

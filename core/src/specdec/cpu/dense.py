@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from specdec.cpu.features import MAX_ROWS
-from specdec.cpu.pool import share
 from specdec.cpu.simd import (
     BFLOAT16,
     FLOAT32,
@@ -30,6 +29,7 @@ from specdec.cpu.simd import (
     sum_lanes,
     tanh,
 )
+from specdec.cpu.team import share
 from specdec.cpu.tiles import AHEAD_BYTES, PANEL, num_tiles, tile
 
 # A linear's description: int64 words at these offsets (bytes). Built by `specdec.target.linear`.

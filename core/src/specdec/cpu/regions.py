@@ -19,14 +19,17 @@ from specdec.cpu.dense import (
     rotate_head,
     widen_rows,
 )
-from specdec.cpu.pool import barrier, share, thread_count, thread_index
 from specdec.cpu.simd import BFLOAT16, FLOAT32, kernel, word
+from specdec.cpu.team import barrier, share, thread_count, thread_index
+
+FEW_ROWS = 8
+"""Up to this many rows, every thread prepares the left sides of products for itself."""
 
 
 class Product(IntEnum):
     """Words of the argument block of `linear_region`."""
 
-    POOL = 0
+    TEAM = 0
     LINEAR = 1
     """Address of the linear's description."""
     KIND = 2
@@ -41,7 +44,7 @@ class Product(IntEnum):
     OUTPUT = 8
     OUTPUT_STRIDE = 9
     SCRATCH = 10
-    """BLOCK_ROWS rows of SCRATCH_STRIDE bytes, then TILE_BYTES for each thread."""
+    """As in `Step`, with one area."""
     SCRATCH_STRIDE = 11
     BLOCK_ROWS = 12
 
@@ -49,7 +52,7 @@ class Product(IntEnum):
 class Norm(IntEnum):
     """Words of the argument block of `norm_region`."""
 
-    POOL = 0
+    TEAM = 0
     NORM = 1
     """Address of the norm's description."""
     KIND = 2
@@ -63,7 +66,7 @@ class Norm(IntEnum):
 class Step(IntEnum):
     """Words of the block that all layers of a forward pass share."""
 
-    POOL = 0
+    TEAM = 0
     KIND = 1
     ROWS = 2
     HIDDEN = 3
@@ -77,7 +80,7 @@ class Step(IntEnum):
     """[ROWS, ROTARY], contiguous."""
     ROTARY = 8
     SCRATCH = 9
-    """Two areas of BLOCK_ROWS rows of SCRATCH_STRIDE bytes, then TILE_BYTES for each thread."""
+    """Two areas of BLOCK_ROWS rows of SCRATCH_STRIDE bytes, then for each thread FEW_ROWS rows and TILE_BYTES."""
     SCRATCH_STRIDE = 10
     BLOCK_ROWS = 11
 
@@ -123,18 +126,21 @@ def _size(kind: int) -> int:
 @kernel
 def _linear(block: int, row: int, end: int, thread: int, threads: int) -> None:
     """One block of rows of `linear_region`."""
-    pool, kind = word(block, Product.POOL), word(block, Product.KIND)
+    team, kind = word(block, Product.TEAM), word(block, Product.KIND)
     in_stride, out_stride = word(block, Product.INPUT_STRIDE), word(block, Product.OUTPUT_STRIDE)
-    left, left_stride = word(block, Product.SCRATCH), word(block, Product.SCRATCH_STRIDE)
-    products = left + word(block, Product.BLOCK_ROWS) * left_stride + thread * TILE_BYTES
-    source = word(block, Product.INPUT) + row * in_stride
-    width = word(block, Product.INPUT_WIDTH)
-    widen_rows(kind, source, in_stride, width, end - row, left, left_stride, thread, threads)
-    barrier(pool)
+    shared, stride = word(block, Product.SCRATCH), word(block, Product.SCRATCH_STRIDE)
+    products = shared + word(block, Product.BLOCK_ROWS) * stride + thread * (TILE_BYTES + FEW_ROWS * stride)
+    source, width = word(block, Product.INPUT) + row * in_stride, word(block, Product.INPUT_WIDTH)
+    together = end - row > FEW_ROWS
+    left = shared if together else products + TILE_BYTES
+    part, parts = (thread, threads) if together else (0, 1)
+    widen_rows(kind, source, in_stride, width, end - row, left, stride, part, parts)
+    if together:
+        barrier(team, threads)
     project(
         word(block, Product.LINEAR),
         left,
-        left_stride,
+        stride,
         end - row,
         word(block, Product.MODE),
         kind,
@@ -144,14 +150,15 @@ def _linear(block: int, row: int, end: int, thread: int, threads: int) -> None:
         thread,
         threads,
     )
-    barrier(pool)
+    if together:
+        barrier(team, threads)
 
 
 @region
 def linear_region(block: int) -> None:
     """A packed linear, with its argument block `Product`."""
-    pool = word(block, Product.POOL)
-    thread, threads = thread_index(pool), thread_count(pool)
+    team = word(block, Product.TEAM)
+    thread, threads = thread_index(team), thread_count(team)
     rows, step = word(block, Product.ROWS), word(block, Product.BLOCK_ROWS)
     for row in range(0, rows, step):
         _linear(block, row, min(row + step, rows), thread, threads)
@@ -160,8 +167,8 @@ def linear_region(block: int) -> None:
 @region
 def norm_region(block: int) -> None:
     """An RMS norm, with its argument block `Norm`."""
-    pool, kind, norm = word(block, Norm.POOL), word(block, Norm.KIND), word(block, Norm.NORM)
-    thread, threads = thread_index(pool), thread_count(pool)
+    team, kind, norm = word(block, Norm.TEAM), word(block, Norm.KIND), word(block, Norm.NORM)
+    thread, threads = thread_index(team), thread_count(team)
     in_stride, out_stride = word(block, Norm.INPUT_STRIDE), word(block, Norm.OUTPUT_STRIDE)
     source, out, rows = word(block, Norm.INPUT), word(block, Norm.OUTPUT), word(block, Norm.ROWS)
     for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
@@ -169,28 +176,43 @@ def norm_region(block: int) -> None:
 
 
 @kernel
-def _after_attention(step: int, layer: int, row: int, rows: int, thread: int, threads: int) -> None:
-    """Output projection, residual sum, norm and gated MLP of one block of rows."""
-    pool, kind = word(step, Step.POOL), word(step, Step.KIND)
+def _own_scratch(step: int, thread: int) -> int:
+    """A thread's own scratch: TILE_BYTES for products, then FEW_ROWS rows."""
     stride, block_rows = word(step, Step.SCRATCH_STRIDE), word(step, Step.BLOCK_ROWS)
-    left, inner = word(step, Step.SCRATCH), word(step, Step.SCRATCH) + block_rows * stride
-    products = inner + block_rows * stride + thread * TILE_BYTES
+    return word(step, Step.SCRATCH) + 2 * block_rows * stride + thread * (TILE_BYTES + FEW_ROWS * stride)
+
+
+@kernel
+def _after_attention(step: int, layer: int, row: int, rows: int, thread: int, threads: int) -> None:
+    """Output projection, residual sum, norm and gated MLP of one block of rows.
+
+    Left sides of products are prepared by all threads together; few rows by every thread for itself, which saves
+    two barriers and costs less.
+    """
+    team, kind, stride = word(step, Step.TEAM), word(step, Step.KIND), word(step, Step.SCRATCH_STRIDE)
+    shared, products = word(step, Step.SCRATCH), _own_scratch(step, thread)
+    inner = shared + word(step, Step.BLOCK_ROWS) * stride
+    together = rows > FEW_ROWS
+    left = shared if together else products + TILE_BYTES
+    part, parts = (thread, threads) if together else (0, 1)
     hidden_stride = word(layer, Layer.HIDDEN_SIZE) * _size(kind)
     hidden = word(step, Step.HIDDEN) + row * hidden_stride
     width = word(layer, Layer.ATTENDED_WIDTH)
     attended = word(step, Step.ATTENDED) + row * width * _size(kind)
-    widen_rows(kind, attended, width * _size(kind), width, rows, left, stride, thread, threads)
-    barrier(pool)
+    widen_rows(kind, attended, width * _size(kind), width, rows, left, stride, part, parts)
+    if together:
+        barrier(team, threads)
     output, down = word(layer, Layer.OUTPUT), word(layer, Layer.DOWN)
     project(output, left, stride, rows, ADD, kind, hidden, hidden_stride, products, thread, threads)
-    barrier(pool)
-    normalize(word(layer, Layer.POST_NORM), kind, hidden, hidden_stride, rows, left, stride, thread, threads)
-    barrier(pool)
+    barrier(team, threads)
+    normalize(word(layer, Layer.POST_NORM), kind, hidden, hidden_stride, rows, left, stride, part, parts)
+    if together:
+        barrier(team, threads)
     gate_up, activation = word(layer, Layer.GATE_UP), word(layer, Layer.ACTIVATION)
     project(gate_up, left, stride, rows, activation, FLOAT32, inner, stride, products, thread, threads)
-    barrier(pool)
+    barrier(team, threads)
     project(down, inner, stride, rows, ADD, kind, hidden, hidden_stride, products, thread, threads)
-    barrier(pool)
+    barrier(team, threads)
 
 
 @kernel
@@ -213,20 +235,22 @@ def _rotate(step: int, layer: int, row: int, rows: int, thread: int, threads: in
 
 @kernel
 def _before_attention(step: int, layer: int, row: int, rows: int, thread: int, threads: int) -> None:
-    """Norm, query/key/value projection and rotary positions of one block of rows."""
-    pool, kind = word(step, Step.POOL), word(step, Step.KIND)
-    stride, block_rows = word(step, Step.SCRATCH_STRIDE), word(step, Step.BLOCK_ROWS)
-    left = word(step, Step.SCRATCH)
-    products = left + 2 * block_rows * stride + thread * TILE_BYTES
+    """Norm, query/key/value projection and rotary positions of one block of rows; see `_after_attention`."""
+    team, kind, stride = word(step, Step.TEAM), word(step, Step.KIND), word(step, Step.SCRATCH_STRIDE)
+    products = _own_scratch(step, thread)
+    together = rows > FEW_ROWS
+    left = word(step, Step.SCRATCH) if together else products + TILE_BYTES
+    part, parts = (thread, threads) if together else (0, 1)
     hidden_stride = word(layer, Layer.HIDDEN_SIZE) * _size(kind)
     hidden = word(step, Step.HIDDEN) + row * hidden_stride
     qkv_stride = word(layer, Layer.QKV_WIDTH) * _size(kind)
     qkv = word(step, Step.QKV) + row * qkv_stride
-    normalize(word(layer, Layer.INPUT_NORM), kind, hidden, hidden_stride, rows, left, stride, thread, threads)
-    barrier(pool)
+    normalize(word(layer, Layer.INPUT_NORM), kind, hidden, hidden_stride, rows, left, stride, part, parts)
+    if together:
+        barrier(team, threads)
     linear = word(layer, Layer.QKV)
     project(linear, left, stride, rows, STORE, kind, qkv, qkv_stride, products, thread, threads)
-    barrier(pool)
+    barrier(team, threads)
     _rotate(step, layer, row, rows, thread, threads)
 
 
@@ -235,8 +259,8 @@ def between_attention_region(block: int) -> None:
     """What lies between two attentions, with its argument block `Between`: the rest of one layer, the start of the
     next."""
     step, after, before = word(block, Between.STEP), word(block, Between.AFTER), word(block, Between.BEFORE)
-    pool = word(step, Step.POOL)
-    thread, threads = thread_index(pool), thread_count(pool)
+    team = word(step, Step.TEAM)
+    thread, threads = thread_index(team), thread_count(team)
     total, block_rows = word(step, Step.ROWS), word(step, Step.BLOCK_ROWS)
     for row in range(0, total, block_rows):
         rows = min(block_rows, total - row)

@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 
 from specdec.cpu.dense import TILE_BYTES
+from specdec.cpu.regions import FEW_ROWS
 
 _CACHED_BYTES = 1 << 20
 """The float32 left side of a product should fit a core's second-level cache beside the weights passing through."""
@@ -21,7 +22,7 @@ _PAD_BYTES = 64
 
 @frozen
 class Area:
-    """Scratch for a product: ``num_areas`` times ``block_rows`` rows, then one tile per thread."""
+    """Scratch for products: ``num_areas`` times ``block_rows`` rows, then each thread's own."""
 
     address: int
     stride: int
@@ -41,7 +42,8 @@ def reserve(width: int, num_areas: int = 1) -> Area:
     stride = -(-4 * width // 64) * 64 + _PAD_BYTES
     fitting = _CACHED_BYTES // stride // 8 * 8
     block_rows = max(_MIN_BLOCK_ROWS, min(_MAX_BLOCK_ROWS, fitting))
-    needed = num_areas * block_rows * stride + torch.get_num_threads() * TILE_BYTES
+    per_thread = TILE_BYTES + FEW_ROWS * stride
+    needed = num_areas * block_rows * stride + torch.get_num_threads() * per_thread
     if _scratch.memory.numel() < needed:
         _scratch.memory = torch.zeros(needed, dtype=torch.uint8)
     return Area(_scratch.memory.data_ptr(), stride, block_rows)

@@ -15,9 +15,9 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from specdec.cpu.pool import pool
 from specdec.cpu.regions import Between, Layer, Step, between_attention_region
 from specdec.cpu.scratch import reserve, words
+from specdec.cpu.team import Team
 from specdec.target import bridge
 from specdec.target.linear import GATES, KINDS, PackedWeight
 from specdec.target.norm import NormWeight
@@ -101,7 +101,8 @@ class FusedLayers:
         self._dtype = first.qkv.dtype
         self._width = first.qkv.out_features
         self._widest = max(layer.widest for layer in layers)
-        self._step = words(Step, {Step.POOL: pool().block, Step.KIND: KINDS[self._dtype]})
+        self._team = Team()
+        self._step = words(Step, {Step.TEAM: self._team.address, Step.KIND: KINDS[self._dtype]})
         self._descriptions = [_layer_words(layer) for layer in layers]
         described = [ctypes.addressof(block) for block in self._descriptions]
         step = ctypes.addressof(self._step)
@@ -125,7 +126,7 @@ class FusedLayers:
             tap: called with i when ``hidden`` is the output of the i-th layer.
         """
         query, key, value = self._begin(hidden, cos, sin)
-        step, start = self._step, pool().run
+        step, start = self._step, self._team.run
         region, long = between_attention_region.address, hidden.shape[0] >= _LONG_ROWS
         start(region, self._arguments[0], long=long)
         for i, layer in enumerate(self.layers):

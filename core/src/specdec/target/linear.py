@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from specdec.cpu.dense import GELU_TANH, LINEAR_WORDS, SILU, STORE
-from specdec.cpu.pool import pool
 from specdec.cpu.regions import Product, linear_region
 from specdec.cpu.scratch import reserve, words
 from specdec.cpu.simd import BFLOAT16, FLOAT32, LANES
+from specdec.cpu.team import Team
 from specdec.cpu.tiles import PANEL
 from specdec.target.kit import bias_or_zeros
 
@@ -168,10 +168,11 @@ class PackedLinear(nn.Module):
         self.out_features = out_features or weight.out_features
         self._row_width = weight.out_features if gate is None else weight.out_features // 2
         mode = STORE if gate is None else GATES[gate]
+        self._team = Team()
         self._block = words(
             Product,
             {
-                Product.POOL: pool().block,
+                Product.TEAM: self._team.address,
                 Product.LINEAR: weight.address,
                 Product.KIND: KINDS[weight.dtype],
                 Product.INPUT_WIDTH: weight.in_features,
@@ -205,7 +206,7 @@ class PackedLinear(nn.Module):
         block[Product.SCRATCH] = area.address
         block[Product.SCRATCH_STRIDE] = area.stride
         block[Product.BLOCK_ROWS] = area.block_rows
-        pool().run(linear_region.address, self._arguments, long=num_rows >= _LONG_ROWS)
+        self._team.run(linear_region.address, self._arguments, long=num_rows >= _LONG_ROWS)
         if self._row_width != self.out_features:
             out = out[:, : self.out_features]
         return out.view(*hidden_states.shape[:-1], self.out_features)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from specdec.cpu.dense import NORM_WORDS
-from specdec.cpu.pool import pool
 from specdec.cpu.regions import Norm, norm_region
 from specdec.cpu.scratch import words
+from specdec.cpu.team import Team
 from specdec.target.compare import TOLERANCE, noise, relative_error
 from specdec.target.kit import norm_weight
 from specdec.target.linear import KINDS
@@ -53,8 +53,9 @@ class FastNorm(nn.Module):
         super().__init__()
         self.weight = weight
         self.norm_weight = norm_weight
+        self._team = Team()
         self._block = words(
-            Norm, {Norm.POOL: pool().block, Norm.NORM: norm_weight.address, Norm.KIND: KINDS[weight.dtype]}
+            Norm, {Norm.TEAM: self._team.address, Norm.NORM: norm_weight.address, Norm.KIND: KINDS[weight.dtype]}
         )
         self._arguments = ctypes.addressof(self._block)
 
@@ -72,7 +73,7 @@ class FastNorm(nn.Module):
         block[Norm.ROWS] = rows.shape[0]
         block[Norm.OUTPUT] = out.data_ptr()
         block[Norm.OUTPUT_STRIDE] = rows.shape[1] * size
-        pool().run(norm_region.address, self._arguments)
+        self._team.run(norm_region.address, self._arguments)
         return out.view(hidden_states.shape)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from specdec.attention.interface import AttentionBackend
-from specdec.cpu.pool import pool
 from specdec.cpu.scratch import words
 from specdec.cpu.simd import BFLOAT16, FLOAT32, LANES
+from specdec.cpu.team import Team
 from specdec.cpu.tiles import PANEL
 from specdec_attention_cpu.kernels import CHUNK, SCORE_STRIDE, Attention, Step, attention_region
 from specdec_attention_cpu.planning import ancestor_matrices, cut
@@ -106,6 +106,7 @@ class CpuBackend(AttentionBackend):
     priority = 10
 
     def __init__(self) -> None:
+        self._team = Team()
         self._layers: dict[int, _LayerBlock] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._partials = torch.empty(0, dtype=torch.uint8)
@@ -145,7 +146,7 @@ class CpuBackend(AttentionBackend):
         cache, tables = plan.cache.layers[layer.index], plan.tables(layer.num_heads, layer.num_kv_heads)
         prepared = self._layers.get(layer.index)
         if prepared is None or prepared.layer is not layer or prepared.dtype != query.dtype:
-            prepared = self._layers[layer.index] = _LayerBlock(layer, query.dtype)
+            prepared = self._layers[layer.index] = _LayerBlock(layer, query.dtype, self._team)
         block = prepared.words
         size = query.element_size()
         block[Attention.QUERY] = query.data_ptr()
@@ -166,7 +167,7 @@ class CpuBackend(AttentionBackend):
         block[Attention.STEP] = tables.address
         block[Attention.TICKET] = 0
         self._reserve(prepared, tables)
-        pool().run(attention_region.address, prepared.address, long=num_tokens >= _LONG_TOKENS)
+        self._team.run(attention_region.address, prepared.address, long=num_tokens >= _LONG_TOKENS)
         return out
 
     def _reserve(self, prepared: _LayerBlock, tables: StepTables) -> None:
@@ -187,13 +188,13 @@ class CpuBackend(AttentionBackend):
 class _LayerBlock:
     """A layer's argument block; what does not change from step to step is set once."""
 
-    def __init__(self, layer: AttentionLayer, dtype: torch.dtype) -> None:
+    def __init__(self, layer: AttentionLayer, dtype: torch.dtype, team: Team) -> None:
         self.layer, self.dtype = layer, dtype
         self._vectors = 0
         self.words = words(
             Attention,
             {
-                Attention.POOL: pool().block,
+                Attention.TEAM: team.address,
                 Attention.KIND: _KINDS[str(dtype).removeprefix("torch.")],
                 Attention.HEADS: layer.num_heads,
                 Attention.KV_HEADS: layer.num_kv_heads,

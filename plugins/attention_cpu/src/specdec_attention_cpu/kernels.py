@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from specdec.cpu.compile import region
-from specdec.cpu.pool import barrier, share, thread_count, thread_index
 from specdec.cpu.simd import (
     BFLOAT16,
     FLOAT32,
@@ -43,8 +42,9 @@ from specdec.cpu.simd import (
     vmax,
     word,
 )
+from specdec.cpu.team import add_atomically, barrier, share, thread_count, thread_index
 from specdec.cpu.tiles import PANEL, num_tiles, tile
-from specdec_attention_cpu.packing import outside_to_minus_infinity, pack_keys, pack_values, take_ticket
+from specdec_attention_cpu.packing import outside_to_minus_infinity, pack_keys, pack_values
 
 CHUNK = 256
 """Tokens per chunk; also the width of the score rows in scratch."""
@@ -62,7 +62,7 @@ _ZERO, _ONE, _NOTHING = _F(0.0), _F(1.0), _F(-np.inf)
 class Attention(IntEnum):
     """Words of the argument block of `attention_region`."""
 
-    POOL = 0
+    TEAM = 0
     KIND = 1
     QUERY = 2
     """[tokens, heads, head_dim]; the two strides are in bytes, a head is contiguous."""
@@ -506,21 +506,21 @@ def _merge_item(block: int, merge: int, head: int, group: int) -> None:
 @region
 def attention_region(block: int) -> None:
     """Store the batch's K/V, attend, and merge; argument block `Attention`."""
-    pool = word(block, Attention.POOL)
-    thread, threads = thread_index(pool), thread_count(pool)
+    team = word(block, Attention.TEAM)
+    thread, threads = thread_index(team), thread_count(team)
     kv_heads, tasks = word(block, Attention.KV_HEADS), _step(block, Step.TASKS)
     group = word(block, Attention.HEADS) // kv_heads
     scratch = word(block, Attention.SCRATCH) + thread * word(block, Attention.SCRATCH_STRIDE)
     _store_new(block, thread, threads)
-    barrier(pool)
-    ticket = take_ticket(block + 8 * Attention.TICKET.value)
+    barrier(team, threads)
+    ticket = add_atomically(block + 8 * Attention.TICKET.value, 1)
     while ticket < _step(block, Step.NUM_TASKS) * kv_heads:
         task = tasks + 8 * TASK_WORDS * (ticket // kv_heads)
         _attend_item(block, task, ticket % kv_heads, group, scratch)
-        ticket = take_ticket(block + 8 * Attention.TICKET.value)
+        ticket = add_atomically(block + 8 * Attention.TICKET.value, 1)
     merges = _step(block, Step.NUM_MERGES)
     if merges > 0:
-        barrier(pool)
+        barrier(team, threads)
         for item in range(share(merges * kv_heads, thread, threads), share(merges * kv_heads, thread + 1, threads)):
             merge = _step(block, Step.MERGES) + 8 * MERGE_WORDS * (item // kv_heads)
             _merge_item(block, merge, item % kv_heads, group)

@@ -114,16 +114,6 @@ def outside_to_minus_infinity(_context: Any, scores: Any, first: Any, end: Any) 
     return Vec(Vec, types.intp, types.intp), generate
 
 
-@intrinsic
-def take_ticket(_context: Any, counter: Any) -> Any:
-    """Add 1 to the int64 at ``counter`` atomically; the value before."""
-
-    def generate(_c: Any, builder: Any, _s: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", at(builder, args[0]), I64(1), "seq_cst")
-
-    return types.intp(types.intp), generate
-
-
 @kernel
 def pack_keys(kind: int, rows: int, head_dim: int, out: int) -> None:
     """Transpose K rows of 32 tokens into a panel.

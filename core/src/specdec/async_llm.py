@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from specdec.errors import EngineDeadError
 from specdec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
 
     from specdec.config import EngineConfig
@@ -86,7 +87,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Yield the request's output as it grows; the last one has ``finished`` set.
 
         Leaving the iteration early (``break`` and ``aclose()``, or cancelling the task) aborts the request.
@@ -115,13 +116,14 @@ class AsyncLLM:
         messages: Any,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Like `generate`, for a conversation through the model's chat template."""
         from specdec.target.tokenizer import apply_chat_template
 
         ids = apply_chat_template(self._engine.tokenizer, messages, model=self.config.model)
-        async for output in self.generate({"prompt_token_ids": ids}, sampling_params, request_id):
-            yield output
+        async with aclosing(self.generate({"prompt_token_ids": ids}, sampling_params, request_id)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def abort(self, request_id: str) -> None:
         """End a request now; its stream yields a last output with finish reason 'abort'."""

@@ -129,6 +129,45 @@ def test_bad_requests_fail_alone(model: str) -> None:
     asyncio.run(main())
 
 
+def test_an_id_can_be_used_again_with_other_parameters(model: str, baseline: Baseline) -> None:
+    """Whatever is kept for a request by its id must go with it."""
+    each = [
+        SamplingParams(temperature=0, max_tokens=12),
+        SamplingParams(temperature=1.5, seed=3, max_tokens=12),
+        SamplingParams(temperature=0, max_tokens=12, logit_bias={9: 100.0}),
+        SamplingParams(temperature=0, max_tokens=12, frequency_penalty=2),
+        SamplingParams(temperature=0, max_tokens=12, repetition_penalty=2),
+    ]
+    plain = [baseline([PROMPTS[0]], params)[0].outputs[0].token_ids for params in each]
+
+    async def main() -> None:
+        async with engine(model) as llm:
+            for params, expected in zip(each, plain, strict=True):
+                outputs = [output async for output in llm.generate(PROMPTS[0], params, request_id="mine")]
+                assert outputs[-1].outputs[0].token_ids == expected
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", ["mine", "mine#1"])
+def test_ids_of_choices_are_taken_too(model: str, first: str) -> None:
+    async def main() -> None:
+        async with engine(model) as llm:
+
+            async def read(name: str) -> int:
+                params = SamplingParams(n=1 if "#" in name else 2, max_tokens=30, seed=1, ignore_eos=True)
+                outputs = [output async for output in llm.generate(PROMPTS[0], params, request_id=name)]
+                return sum(len(choice.token_ids) for choice in outputs[-1].outputs)
+
+            second = "mine#1" if first == "mine" else "mine"
+            results = await asyncio.gather(read(first), read(second), return_exceptions=True)
+            assert results[0] == (60 if first == "mine" else 30)
+            assert isinstance(results[1], InvalidRequestError)
+            assert "'mine#1' is in use" in str(results[1])
+
+    asyncio.run(main())
+
+
 def test_a_closed_engine_ends_its_streams(model: str) -> None:
     async def main() -> None:
         llm = AsyncLLM(model, **SETTINGS)

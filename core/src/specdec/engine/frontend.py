@@ -56,7 +56,12 @@ class Frontend:
         """Check and tokenise one prompt; nothing is queued yet."""
         if request_id is not None and request_id in self.groups:
             raise InvalidRequestError(f"request id {request_id!r} is in use by a running request")
-        return self.inputs.group(prompt, params, request_id or self.new_id(), priority=priority)
+        group = self.inputs.group(prompt, params, request_id or self.new_id(), priority=priority)
+        # The choices of a request have ids of their own, which a user's id may equal.
+        taken = next((r.request_id for r in group.requests if r.request_id in self._group_of), None)
+        if taken is not None:
+            raise InvalidRequestError(f"request id {taken!r} is in use by a running request")
+        return group
 
     def has_room(self, num_requests: int = 1) -> bool:
         """Whether the waiting queue takes that many more."""

@@ -43,7 +43,9 @@ class Verification:
         return processed, self.verifier.verify(rows, step.draft, batch)
 
     def forget(self, request_id: str) -> None:
-        """A request ended."""
+        """A request ended; another one may come with the same id."""
+        if request_id in self._batch_of:
+            self._batch, self._batch_of = None, ()
         self._pipeline.forget(request_id)
 
     def _sampling_batch(self, step: StepBatch) -> SamplingBatch:

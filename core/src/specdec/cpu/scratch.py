@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -49,14 +50,9 @@ def reserve(width: int, num_areas: int = 1) -> Area:
     return Area(_scratch.memory.data_ptr(), stride, block_rows)
 
 
-def words(names: type[IntEnum], values: dict[IntEnum, int]) -> ctypes.Array[ctypes.c_int64]:
+def words(names: type[IntEnum], values: Mapping[Any, int]) -> ctypes.Array[ctypes.c_int64]:
     """An argument block with the given words set and the others 0."""
     block = (ctypes.c_int64 * len(names))()
     for name, value in values.items():
         block[name] = value
     return block
-
-
-def addresses(blocks: Sequence[ctypes.Array[ctypes.c_int64]]) -> list[int]:
-    """The addresses of argument blocks."""
-    return [ctypes.addressof(block) for block in blocks]

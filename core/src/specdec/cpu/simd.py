@@ -301,6 +301,18 @@ def rounded(kind: int, value: Any) -> Any:
     return value
 
 
+@intrinsic
+def prefetch(_context: Any, address: Any) -> Any:
+    """Bring the cache line at an address closer, whatever the address."""
+
+    def generate(context: Any, builder: Any, _s: Any, args: Any) -> Any:
+        fetch = function(builder, "llvm.prefetch.p0", ir.VoidType(), [POINTER, I32, I32, I32])
+        builder.call(fetch, [at(builder, args[0]), I32(0), I32(3), I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
 def _scalar(word: Any, numba_type: Any) -> tuple[Any, Any]:
     align = 1 if word is I8 else 4
 

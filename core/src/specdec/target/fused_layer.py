@@ -25,8 +25,8 @@ from specdec.target.norm import NormWeight
 if TYPE_CHECKING:
     from torch import Tensor
 
-Attend = Callable[[int, "Tensor", "Tensor", "Tensor"], "Tensor"]
-"""``attend(layer_index, query, key, value)``, like `specdec.target.bridge.attend`."""
+Attend = Callable[[int, "Tensor", "Tensor", "Tensor", None], "Tensor"]
+"""``attend(layer_index, query, key, value, sinks)``, like `specdec.target.bridge.attend`."""
 
 _LONG_ROWS = 32
 """From this many rows on a region takes long enough to let other Python threads run."""
@@ -130,7 +130,7 @@ class FusedLayers:
         region, long = between_attention_region.address, hidden.shape[0] >= _LONG_ROWS
         start(region, self._arguments[0], long=long)
         for i, layer in enumerate(self.layers):
-            attended = attend(layer.index, query, key, value)
+            attended = attend(layer.index, query, key, value, None)
             step[Step.ATTENDED] = attended.data_ptr()
             start(region, self._arguments[i + 1], long=long)
             if tap is not None:

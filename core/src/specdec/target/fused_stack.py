@@ -117,7 +117,10 @@ class FusedStack:
             if index in taps:
                 kept[index] = stream.clone()
 
-        self._layers.run(stream, cos, sin, bridge.attend, tap if taps else None)
+        context = bridge.current()
+        if context is None:
+            raise RuntimeError("the stack was called outside specdec.target.bridge.using")
+        self._layers.run(stream, cos, sin, context.attend, tap if taps else None)
         final = self._norm(stream) if hidden else None
         if final is None:
             rows = self._norm(stream.index_select(0, logits_indices))

@@ -32,6 +32,7 @@ from specdec.cpu.simd import (
     load,
     load_float32,
     max_lanes,
+    prefetch,
     put_float32,
     put_int64,
     scalar_exp,
@@ -52,6 +53,9 @@ CHUNK = 256
 SCORE_STRIDE = 4 * CHUNK + 64
 """Bytes between the score rows of two query vectors."""
 
+ROWS_BYTES = 2 * 8 * PANEL
+"""Addresses of the cache rows of 32 tokens, K and V."""
+
 MAX_VECTORS = 64
 """Query vectors (rows times the query heads of a K/V head) per item, unless one row alone has more."""
 
@@ -60,88 +64,88 @@ _ZERO, _ONE, _NOTHING = _F(0.0), _F(1.0), _F(-np.inf)
 
 
 class Attention(IntEnum):
-    """Words of the argument block of `attention_region`."""
+    """Words of the argument block of `attention_region`: what differs from layer to layer."""
 
-    TEAM = 0
-    KIND = 1
-    QUERY = 2
-    """[tokens, heads, head_dim]; the two strides are in bytes, a head is contiguous."""
-    QUERY_TOKEN_STRIDE = 3
-    QUERY_HEAD_STRIDE = 4
-    KEY = 5
-    KEY_TOKEN_STRIDE = 6
-    KEY_HEAD_STRIDE = 7
-    VALUE = 8
-    VALUE_TOKEN_STRIDE = 9
-    VALUE_HEAD_STRIDE = 10
-    OUTPUT = 11
-    """[tokens, heads, v_head_dim], contiguous."""
-    HEADS = 12
-    KV_HEADS = 13
-    HEAD_DIM = 14
-    V_HEAD_DIM = 15
-    SCALING = 16
-    """float32 in the low half, like SOFTCAP."""
-    SOFTCAP = 17
-    """0: none."""
-    WINDOW = 18
-    """0: none."""
-    CHUNK_SIZE = 19
-    """0: none."""
-    SINKS = 20
-    """float32 [heads], or 0."""
-    KEY_CACHE = 21
-    VALUE_CACHE = 22
-    STEP = 23
+    STEP = 0
     """Address of the step's block, `Step`."""
-    PARTIALS = 24
-    """Results: RESULT_STRIDE bytes per (partial, K/V head, vector)."""
-    TICKET = 25
-    """The next item's number; 0 at the start."""
-    SCRATCH = 26
-    SCRATCH_STRIDE = 27
-    """Bytes of scratch per thread. What follows are offsets of its parts."""
-    QUERIES = 28
-    """float32 rows of QUERY_STRIDE bytes: the item's scaled query vectors."""
-    SCORES = 29
-    """float32 rows of SCORE_STRIDE bytes."""
-    KEYS = 30
-    """One K panel."""
-    VALUES = 31
-    """V panels of one chunk."""
-    ADDED = 32
-    """Results of one chunk: RESULT_STRIDE bytes per vector."""
-    RUNNING = 33
-    """Results so far."""
-    ROWS = 34
-    """Addresses of 32 cache rows for K, then for V."""
-    QUERY_STRIDE = 35
-    RESULT_STRIDE = 36
-    """Bytes of one vector's result: maximum, sum and 14 unused floats, then whole panels of output."""
+    OUTPUT = 1
+    """[tokens, heads, v_head_dim], contiguous."""
+    KEY_CACHE = 2
+    VALUE_CACHE = 3
+    SCALING = 4
+    """float32 in the low half, like SOFTCAP."""
+    SOFTCAP = 5
+    """0: none."""
+    WINDOW = 6
+    """0: none."""
+    CHUNK_SIZE = 7
+    """0: none."""
+    SINKS = 8
+    """float32 [heads], or 0."""
 
 
 class Step(IntEnum):
-    """Words that the layers of a step share (those with the same numbers of heads)."""
+    """Words that the layers of a step share, those with the same numbers and widths of heads."""
 
-    TOKENS = 0
-    SLOTS = 1
+    TEAM = 0
+    KIND = 1
+    HEADS = 2
+    KV_HEADS = 3
+    HEAD_DIM = 4
+    V_HEAD_DIM = 5
+    QUERY = 6
+    """[tokens, heads, head_dim]; the two strides are in bytes, a head is contiguous."""
+    QUERY_TOKEN_STRIDE = 7
+    QUERY_HEAD_STRIDE = 8
+    KEY = 9
+    KEY_TOKEN_STRIDE = 10
+    KEY_HEAD_STRIDE = 11
+    VALUE = 12
+    VALUE_TOKEN_STRIDE = 13
+    VALUE_HEAD_STRIDE = 14
+    TOKENS = 15
+    SLOTS = 16
     """int64 [tokens]; negative: do not store."""
-    POSITIONS = 2
+    POSITIONS = 17
     """int64 [tokens]."""
-    BLOCK_TABLES = 3
+    BLOCK_TABLES = 18
     """int32, rows BLOCK_TABLE_STRIDE bytes apart."""
-    BLOCK_TABLE_STRIDE = 4
-    BLOCK_SIZE = 5
-    TASKS = 6
+    BLOCK_TABLE_STRIDE = 19
+    BLOCK_SIZE = 20
+    TASKS = 21
     """int64 [NUM_TASKS][TASK_WORDS]."""
-    NUM_TASKS = 7
-    MERGES = 8
+    NUM_TASKS = 22
+    MERGES = 23
     """int64 [NUM_MERGES][MERGE_WORDS]."""
-    NUM_MERGES = 9
-    TREES = 10
+    NUM_MERGES = 24
+    TREES = 25
     """bytes: the ancestor matrices of requests with a tree."""
-    VECTORS = 11
+    TICKET = 26
+    """The next item's number; 0 at the start of every layer."""
+    PARTIALS = 27
+    """Results: RESULT_STRIDE bytes per (partial, K/V head, vector)."""
+    VECTORS = 28
     """The most query vectors of an item."""
+    SCRATCH = 29
+    SCRATCH_STRIDE = 30
+    """Bytes of scratch per thread. What follows are offsets of its parts."""
+    QUERIES = 31
+    """float32 rows of QUERY_STRIDE bytes: the item's scaled query vectors."""
+    SCORES = 32
+    """float32 rows of SCORE_STRIDE bytes."""
+    KEYS = 33
+    """One K panel."""
+    VALUES = 34
+    """V panels of one chunk."""
+    ADDED = 35
+    """Results of one chunk: RESULT_STRIDE bytes per vector."""
+    RUNNING = 36
+    """Results so far."""
+    ROWS = 37
+    """Addresses of 32 cache rows for K, then for V; twice."""
+    QUERY_STRIDE = 38
+    RESULT_STRIDE = 39
+    """Bytes of one vector's result: maximum, sum and 14 unused floats, then whole panels of output."""
 
 
 class Task(IntEnum):
@@ -201,7 +205,7 @@ def _store_rows(
     block: int, source: int, token_stride: int, head_stride: int, width: int, cache: int, token: int
 ) -> None:
     """Copy one token's K or V heads to its slot."""
-    kind, kv_heads = word(block, Attention.KIND), word(block, Attention.KV_HEADS)
+    kind, kv_heads = _step(block, Step.KIND), _step(block, Step.KV_HEADS)
     slot = get_int64(_step(block, Step.SLOTS) + 8 * token)
     if slot >= 0:
         target = cache + slot * kv_heads * width * _element_size(kind)
@@ -218,19 +222,19 @@ def _store_new(block: int, thread: int, threads: int) -> None:
     for token in range(share(tokens, thread, threads), share(tokens, thread + 1, threads)):
         _store_rows(
             block,
-            word(block, Attention.KEY),
-            word(block, Attention.KEY_TOKEN_STRIDE),
-            word(block, Attention.KEY_HEAD_STRIDE),
-            word(block, Attention.HEAD_DIM),
+            _step(block, Step.KEY),
+            _step(block, Step.KEY_TOKEN_STRIDE),
+            _step(block, Step.KEY_HEAD_STRIDE),
+            _step(block, Step.HEAD_DIM),
             word(block, Attention.KEY_CACHE),
             token,
         )
         _store_rows(
             block,
-            word(block, Attention.VALUE),
-            word(block, Attention.VALUE_TOKEN_STRIDE),
-            word(block, Attention.VALUE_HEAD_STRIDE),
-            word(block, Attention.V_HEAD_DIM),
+            _step(block, Step.VALUE),
+            _step(block, Step.VALUE_TOKEN_STRIDE),
+            _step(block, Step.VALUE_HEAD_STRIDE),
+            _step(block, Step.V_HEAD_DIM),
             word(block, Attention.VALUE_CACHE),
             token,
         )
@@ -239,14 +243,14 @@ def _store_new(block: int, thread: int, threads: int) -> None:
 @kernel
 def _load_queries(block: int, task: int, head: int, group: int, out: int, stride: int) -> None:
     """Scaled query vectors of an item as float32 rows, ordered by row, then by query head."""
-    kind, width = word(block, Attention.KIND), word(block, Attention.HEAD_DIM)
+    kind, width = _step(block, Step.KIND), _step(block, Step.HEAD_DIM)
     scaling = broadcast(float_word(block, Attention.SCALING))
     first, end = word(task, Task.FIRST_ROW), word(task, Task.END_ROW)
     for row in range(first, end):
         token = word(task, Task.FIRST_TOKEN) + row
-        source = word(block, Attention.QUERY) + token * word(block, Attention.QUERY_TOKEN_STRIDE)
+        source = _step(block, Step.QUERY) + token * _step(block, Step.QUERY_TOKEN_STRIDE)
         for g in range(group):
-            vector = source + (head * group + g) * word(block, Attention.QUERY_HEAD_STRIDE)
+            vector = source + (head * group + g) * _step(block, Step.QUERY_HEAD_STRIDE)
             target = out + ((row - first) * group + g) * stride
             for i in range(0, width, LANES):
                 store(FLOAT32, target, i, width, load(kind, vector, i, width) * scaling)
@@ -258,8 +262,8 @@ def _find_rows(block: int, task: int, head: int, first: int, end: int, rows: int
 
     From ``end`` on, the row of ``first`` stands in: it is finite, and its weight will be 0.
     """
-    size, kv_heads = _element_size(word(block, Attention.KIND)), word(block, Attention.KV_HEADS)
-    k_width, v_width = word(block, Attention.HEAD_DIM) * size, word(block, Attention.V_HEAD_DIM) * size
+    size, kv_heads = _element_size(_step(block, Step.KIND)), _step(block, Step.KV_HEADS)
+    k_width, v_width = _step(block, Step.HEAD_DIM) * size, _step(block, Step.V_HEAD_DIM) * size
     table = _step(block, Step.BLOCK_TABLES) + word(task, Task.REQUEST) * _step(block, Step.BLOCK_TABLE_STRIDE)
     block_size = _step(block, Step.BLOCK_SIZE)
     keys = word(block, Attention.KEY_CACHE) + head * k_width
@@ -275,6 +279,19 @@ def _find_rows(block: int, task: int, head: int, first: int, end: int, rows: int
         if offset == block_size and first + i + 1 < end:
             column, offset = column + 1, 0
             slot = get_int32(table + 4 * column) * block_size
+
+
+@kernel
+def _prefetch_rows(block: int, rows: int) -> None:
+    """Start fetching the cache rows whose addresses `_find_rows` has found."""
+    size = _element_size(_step(block, Step.KIND))
+    k_width, v_width = _step(block, Step.HEAD_DIM) * size, _step(block, Step.V_HEAD_DIM) * size
+    for i in range(PANEL):
+        key, value = get_int64(rows + 8 * i), get_int64(rows + 8 * (PANEL + i))
+        for line in range(0, k_width, 64):
+            prefetch(key + line)
+        for line in range(0, v_width, 64):
+            prefetch(value + line)
 
 
 @kernel
@@ -335,7 +352,7 @@ def _weigh(scores: int, width: int, result: int) -> None:
 def _weights_of_chunk(block: int, task: int, group: int, chunk: int, width: int, scores: int, results: int) -> None:
     """Scores of all vectors of an item over one chunk to weights."""
     first, length, context = chunk * CHUNK, word(task, Task.LENGTH), word(task, Task.CONTEXT)
-    result_bytes = word(block, Attention.RESULT_STRIDE)
+    result_bytes = _step(block, Step.RESULT_STRIDE)
     first_row, end_row = word(task, Task.FIRST_ROW), word(task, Task.END_ROW)
     positions = _step(block, Step.POSITIONS) + 8 * word(task, Task.FIRST_TOKEN)
     for row in range(first_row, end_row):
@@ -365,32 +382,36 @@ def _multiply_tiles(
 @kernel
 def _attend_chunk(block: int, task: int, head: int, group: int, chunk: int, scratch: int, results: int) -> None:
     """One chunk for all vectors of an item; the unmerged result goes to ``results``."""
-    kind = word(block, Attention.KIND)
-    k_dim, v_dim = word(block, Attention.HEAD_DIM), word(block, Attention.V_HEAD_DIM)
+    kind = _step(block, Step.KIND)
+    k_dim, v_dim = _step(block, Step.HEAD_DIM), _step(block, Step.V_HEAD_DIM)
     vectors = (word(task, Task.END_ROW) - word(task, Task.FIRST_ROW)) * group
-    queries = scratch + word(block, Attention.QUERIES)
-    scores = scratch + word(block, Attention.SCORES)
-    keys = scratch + word(block, Attention.KEYS)
-    values = scratch + word(block, Attention.VALUES)
-    rows = scratch + word(block, Attention.ROWS)
+    queries = scratch + _step(block, Step.QUERIES)
+    scores = scratch + _step(block, Step.SCORES)
+    keys = scratch + _step(block, Step.KEYS)
+    values = scratch + _step(block, Step.VALUES)
+    rows = scratch + _step(block, Step.ROWS)
     first = chunk * CHUNK
-    end = min(first + CHUNK, word(task, Task.CONTEXT) + word(task, Task.END_ROW))
+    context_end = word(task, Task.CONTEXT) + word(task, Task.END_ROW)
+    end = min(first + CHUNK, context_end)
     width = _round_up(end - first, PANEL)
     pair_bytes = 4 * PANEL if kind == BFLOAT16 else 8 * PANEL
     value_panel = width // 2 * pair_bytes
+    _find_rows(block, task, head, first, end, rows)
     for column in range(0, width, PANEL):
-        _find_rows(block, task, head, first + column, end, rows)
+        following = rows + ROWS_BYTES if column // PANEL % 2 == 0 else rows - ROWS_BYTES
+        if first + column + PANEL < context_end:
+            _find_rows(block, task, head, first + column + PANEL, context_end, following)
+            _prefetch_rows(block, following)
         pack_keys(kind, rows, k_dim, keys)
         pack_values(kind, rows + 8 * PANEL, PANEL, v_dim, values + column // 2 * pair_bytes, value_panel)
         target = scores + 4 * column
-        _multiply_tiles(
-            kind, vectors, queries, word(block, Attention.QUERY_STRIDE), keys, k_dim // 2, target, SCORE_STRIDE
-        )
+        _multiply_tiles(kind, vectors, queries, _step(block, Step.QUERY_STRIDE), keys, k_dim // 2, target, SCORE_STRIDE)
+        rows = following
     _weights_of_chunk(block, task, group, chunk, width, scores, results)
     for panel in range(_round_up(v_dim, PANEL) // PANEL):
         target, right = results + 4 * LANES + 4 * PANEL * panel, values + panel * value_panel
         _multiply_tiles(
-            kind, vectors, scores, SCORE_STRIDE, right, width // 2, target, word(block, Attention.RESULT_STRIDE)
+            kind, vectors, scores, SCORE_STRIDE, right, width // 2, target, _step(block, Step.RESULT_STRIDE)
         )
 
 
@@ -416,7 +437,7 @@ def _merge_vector(v_dim: int, running: int, added: int) -> None:
 @kernel
 def _write_vector(block: int, head: int, token: int, result: int) -> None:
     """Divide a finished result by its sum, with the sink joining in, and write it to the output."""
-    kind, v_dim = word(block, Attention.KIND), word(block, Attention.V_HEAD_DIM)
+    kind, v_dim = _step(block, Step.KIND), _step(block, Step.V_HEAD_DIM)
     maximum, total = get_float32(result), get_float32(result + 4)
     factor = _ONE
     if word(block, Attention.SINKS) != 0:
@@ -426,7 +447,7 @@ def _write_vector(block: int, head: int, token: int, result: int) -> None:
         total = total * factor + scalar_exp(sink - top)
     scale = broadcast(factor / total if total > _ZERO else _ZERO)
     out = word(block, Attention.OUTPUT)
-    out += (token * word(block, Attention.HEADS) + head) * v_dim * _element_size(kind)
+    out += (token * _step(block, Step.HEADS) + head) * v_dim * _element_size(kind)
     for i in range(0, v_dim, LANES):
         store(kind, out, i, v_dim, load_float32(result + 4 * (LANES + i)) * scale)
 
@@ -434,7 +455,7 @@ def _write_vector(block: int, head: int, token: int, result: int) -> None:
 @kernel
 def _write_rows(block: int, head: int, group: int, token: int, num_rows: int, results: int) -> None:
     """Write the results of consecutive rows for the query heads of one K/V head."""
-    stride = word(block, Attention.RESULT_STRIDE)
+    stride = _step(block, Step.RESULT_STRIDE)
     for row in range(num_rows):
         for g in range(group):
             _write_vector(block, head * group + g, token + row, results + (row * group + g) * stride)
@@ -453,19 +474,19 @@ def _first_chunk(block: int, task: int) -> int:
 @kernel
 def _partial(block: int, partial: int, head: int) -> int:
     """Address of the results of a partial for one K/V head."""
-    size = _step(block, Step.VECTORS) * word(block, Attention.RESULT_STRIDE)
-    return word(block, Attention.PARTIALS) + (partial * word(block, Attention.KV_HEADS) + head) * size
+    size = _step(block, Step.VECTORS) * _step(block, Step.RESULT_STRIDE)
+    return _step(block, Step.PARTIALS) + (partial * _step(block, Step.KV_HEADS) + head) * size
 
 
 @kernel
 def _attend_item(block: int, task: int, head: int, group: int, scratch: int) -> None:
     """One item: all its chunks, and its output unless it is a partial one."""
-    v_dim = word(block, Attention.V_HEAD_DIM)
-    queries = scratch + word(block, Attention.QUERIES)
-    added = scratch + word(block, Attention.ADDED)
-    running = scratch + word(block, Attention.RUNNING)
+    v_dim = _step(block, Step.V_HEAD_DIM)
+    queries = scratch + _step(block, Step.QUERIES)
+    added = scratch + _step(block, Step.ADDED)
+    running = scratch + _step(block, Step.RUNNING)
     num_rows = word(task, Task.END_ROW) - word(task, Task.FIRST_ROW)
-    stride, vectors = word(block, Attention.RESULT_STRIDE), num_rows * group
+    stride, vectors = _step(block, Step.RESULT_STRIDE), num_rows * group
     if word(task, Task.PARTIAL) >= 0:
         running = _partial(block, word(task, Task.PARTIAL), head)
     start = max(word(task, Task.FIRST_CHUNK), _first_chunk(block, task))
@@ -476,7 +497,7 @@ def _attend_item(block: int, task: int, head: int, group: int, scratch: int) -> 
             put_float32(running + vector * stride + 4, _ZERO)
             for i in range(LANES, LANES + v_dim, LANES):
                 store_float32(running + vector * stride + 4 * i, broadcast(_ZERO))
-    _load_queries(block, task, head, group, queries, word(block, Attention.QUERY_STRIDE))
+    _load_queries(block, task, head, group, queries, _step(block, Step.QUERY_STRIDE))
     for chunk in range(start, end):
         if chunk == start:
             _attend_chunk(block, task, head, group, chunk, scratch, running)
@@ -492,7 +513,7 @@ def _attend_item(block: int, task: int, head: int, group: int, scratch: int) -> 
 @kernel
 def _merge_item(block: int, merge: int, head: int, group: int) -> None:
     """Merge the partial results of one K/V head's vectors in the order of positions, and write them."""
-    v_dim, stride = word(block, Attention.V_HEAD_DIM), word(block, Attention.RESULT_STRIDE)
+    v_dim, stride = _step(block, Step.V_HEAD_DIM), _step(block, Step.RESULT_STRIDE)
     first = word(merge, Merge.FIRST_PARTIAL)
     running = _partial(block, first, head)
     num_rows = word(merge, Merge.NUM_ROWS)
@@ -506,18 +527,18 @@ def _merge_item(block: int, merge: int, head: int, group: int) -> None:
 @region
 def attention_region(block: int) -> None:
     """Store the batch's K/V, attend, and merge; argument block `Attention`."""
-    team = word(block, Attention.TEAM)
+    team = _step(block, Step.TEAM)
     thread, threads = thread_index(team), thread_count(team)
-    kv_heads, tasks = word(block, Attention.KV_HEADS), _step(block, Step.TASKS)
-    group = word(block, Attention.HEADS) // kv_heads
-    scratch = word(block, Attention.SCRATCH) + thread * word(block, Attention.SCRATCH_STRIDE)
+    kv_heads, tasks = _step(block, Step.KV_HEADS), _step(block, Step.TASKS)
+    group = _step(block, Step.HEADS) // kv_heads
+    scratch = _step(block, Step.SCRATCH) + thread * _step(block, Step.SCRATCH_STRIDE)
     _store_new(block, thread, threads)
     barrier(team, threads)
-    ticket = add_atomically(block + 8 * Attention.TICKET.value, 1)
+    ticket = add_atomically(word(block, Attention.STEP) + 8 * Step.TICKET.value, 1)
     while ticket < _step(block, Step.NUM_TASKS) * kv_heads:
         task = tasks + 8 * TASK_WORDS * (ticket // kv_heads)
         _attend_item(block, task, ticket % kv_heads, group, scratch)
-        ticket = add_atomically(block + 8 * Attention.TICKET.value, 1)
+        ticket = add_atomically(word(block, Attention.STEP) + 8 * Step.TICKET.value, 1)
     merges = _step(block, Step.NUM_MERGES)
     if merges > 0:
         barrier(team, threads)

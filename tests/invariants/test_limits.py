@@ -37,6 +37,8 @@ def params(**fields: Any) -> Callable[[], SamplingParams]:
         ([5], params(allowed_token_ids=[4000]), "4000"),
         ([5], params(logit_bias={4000: 1.0}), "4000"),
         ([5], params(n=2, temperature=0), "n"),
+        ([5], params(repetition_penalty=1e-300), "repetition_penalty"),
+        ("half a character \udcff", params(), "Unicode"),
     ],
 )
 def test_bad_requests(
@@ -91,6 +93,42 @@ def test_the_kv_cache_limits_the_model_length(start: Start, caplog: pytest.LogCa
 def test_priority_needs_its_policy(start: Start) -> None:
     with pytest.raises(InvalidRequestError, match="scheduling_policy"):
         start().generate([[5]], GREEDY, use_tqdm=False, priority=[3])
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"top_k": 10**30},
+        {"top_p": 1e-320},
+        {"temperature": 1e38},
+        {"temperature": 1e38, "top_k": 3},
+        {"temperature": 1.1e-5},
+        {"repetition_penalty": 1e38},
+        {"repetition_penalty": 1.2e-38},
+        {"logit_bias": {5: 1e38}},
+        {"logit_bias": dict.fromkeys(range(128), -1e38)},
+        {"max_tokens": 10**40},
+    ],
+)
+def test_the_engine_survives_extreme_values(start: Start, extreme: dict[str, Any]) -> None:
+    engine = start(speculative_config={"method": "ngram"})
+    params = SamplingParams(**({"temperature": 1.0, "seed": 1, "max_tokens": 5} | extreme))
+    reasons = [output.outputs[0].finish_reason for output in engine.generate(PROMPTS[:2], params, use_tqdm=False)]
+    assert set(reasons) <= {"stop", "length", "error"}
+    assert engine.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].finished
+
+
+@pytest.mark.parametrize("priority", [["a"], [1.5], 1.5])
+def test_a_priority_is_an_integer(start: Start, priority: Any) -> None:
+    engine = start(scheduling_policy="priority")
+    with pytest.raises(InvalidRequestError, match="priority"):
+        engine.generate([[5]], GREEDY, use_tqdm=False, priority=priority)
+
+
+@pytest.mark.parametrize("messages", [5, None, "hello", ["hello"], [{"role": "user", "content": "\udcff"}]])
+def test_bad_conversations(start: Start, messages: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="chat"):
+        start().chat(messages, GREEDY, use_tqdm=False)
 
 
 def test_many_short_requests_leak_nothing(start: Start) -> None:

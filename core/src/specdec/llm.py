@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from specdec.errors import InvalidRequestError
@@ -96,7 +97,8 @@ class LLM:
         """
         many = _as_list(prompts)
         params = _per_prompt("sampling_params", sampling_params or SamplingParams(), len(many))
-        priorities = _per_prompt("priority", 0 if priority is None else list(priority), len(many))
+        ranks = list(priority) if isinstance(priority, Iterable) else priority or 0
+        priorities = _per_prompt("priority", ranks, len(many))
         groups = [
             self._engine.prepare(prompt, one, None, rank)
             for prompt, one, rank in zip(many, params, priorities, strict=True)
@@ -118,6 +120,8 @@ class LLM:
         from specdec.target.tokenizer import apply_chat_template
 
         conversations: Any = messages
+        if not isinstance(messages, (list, tuple)):
+            raise InvalidRequestError(f"chat: messages must be a list of dicts, not {type(messages).__name__}")
         if messages and isinstance(messages[0], dict):
             conversations = [messages]
         prompts = [

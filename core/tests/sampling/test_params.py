@@ -63,6 +63,18 @@ BAD: list[tuple[str, Any, str]] = [
     ("logit_bias", {-1: 1.0}, "token ids"),
     ("logit_bias", {3: float("nan")}, "finite"),
     ("bad_words_token_ids", [[]], "none of them empty"),
+    ("bad_words_token_ids", 5, "token-id sequences"),
+    ("n", 10**9, "at most"),
+    # Beyond float32, in which logits are processed: these would be infinite or 0 there.
+    ("temperature", 1e308, "finite"),
+    ("temperature", 10**400, "finite"),
+    ("repetition_penalty", 1e308, "finite"),
+    ("repetition_penalty", 1e-300, "above 0"),
+    ("logit_bias", {3: -1e308}, "finite"),
+    ("logit_bias", {3: 10**400}, "finite"),
+    ("logit_bias", {"\u00b2": 1.0}, "token ids"),
+    ("stop", ["\ud800"], "Unicode"),
+    ("bad_words", ["a\udcff"], "Unicode"),
     ("ignore_eos", "yes", "True or False"),
     ("detokenize", 1, "True or False"),
 ]

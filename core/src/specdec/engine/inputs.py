@@ -11,7 +11,7 @@ import numpy as np
 from specdec.engine.group import RequestGroup
 from specdec.engine.request import Request, child_seed
 from specdec.errors import InvalidRequestError
-from specdec.sampling.params import SamplingParams
+from specdec.sampling.params import SamplingParams, is_unicode
 from specdec.sampling.stops import StopChecker
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class InputProcessor:
         params = params.check_against(
             vocab_size=self._info.vocab_size, max_model_len=self._max_model_len, tokenizer=self._tokenizer
         )
+        if not hasattr(priority, "__index__"):
+            raise InvalidRequestError(f"priority is {priority!r}; it must be an integer")
         if priority and self._config.scheduling_policy != "priority":
             raise InvalidRequestError(
                 f"priority={priority} needs scheduling_policy='priority'; "
@@ -121,6 +123,8 @@ class InputProcessor:
                     f"the model {self._info.model!r} has no tokenizer, so a prompt must be a list of token ids; "
                     "set tokenizer to a directory or model id that has one"
                 )
+            if not is_unicode(prompt):
+                raise InvalidRequestError("the prompt is no valid Unicode: it has lone surrogates")
             with self._tokenizer_lock:
                 return prompt, np.asarray(self._tokenizer(prompt)["input_ids"], dtype=np.int64)
         return None, _as_ids(prompt)

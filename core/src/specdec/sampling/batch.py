@@ -158,7 +158,7 @@ class SamplingBatch:
         """Gather the parameters of ``requests``, in the order of the step's batch."""
         params = [r.params for r in requests]
         # The law's parameters, with those that cannot matter at temperature 0 switched off.
-        laws = [(0.0, 0, 1.0, 0.0) if p.greedy else (p.temperature, max(p.top_k, 0), p.top_p, p.min_p) for p in params]
+        laws = [(0.0, 0, 1.0, 0.0) if p.greedy else (p.temperature, _top_k(p), p.top_p, p.min_p) for p in params]
         temperature, top_k, top_p, min_p = (np.array(c) for c in zip(*laws, strict=True)) if laws else [np.empty(0)] * 4
         with np.errstate(divide="ignore"):
             log_min_p = np.log(min_p)
@@ -190,6 +190,11 @@ class SamplingBatch:
             with_bad_words=having(lambda p: p.bad_words_token_ids),
             with_min_tokens=having(lambda p: p.min_tokens > 0),
         )
+
+
+def _top_k(params: SamplingParams) -> int:
+    """0 when off; no vocabulary is larger than 31 bits."""
+    return min(max(params.top_k, 0), 2**31 - 1)
 
 
 def _signed(seed: int) -> int:

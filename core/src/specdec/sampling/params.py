@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import attrs
@@ -13,6 +13,12 @@ from specdec.errors import InvalidRequestError
 
 GREEDY_EPSILON = 1e-5
 """A temperature below this is 0: the law is one-hot in float32 anyway."""
+
+MOST_CHOICES = 1 << 14
+"""The largest ``n``: each choice is a request of its own in the engine."""
+
+_FLOAT32_SMALLEST = 2.0**-126
+_FLOAT32_LARGEST = 2.0**127
 
 TokenSequences = tuple[tuple[int, ...], ...]
 
@@ -32,7 +38,16 @@ def _number(name: str, value: Any, ok: bool, right: str) -> None:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether the value is a number that stays finite in float32, in which logits are processed."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    size: Any = abs(value)
+    return bool(size <= _FLOAT32_LARGEST)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether no part of the text is half a character (a lone surrogate), which tokenizers cannot take."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
@@ -43,6 +58,8 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     values = tuple(values)
     if not all(isinstance(v, str) and v for v in values):
         raise _fail(name, value, "a string or a list of strings, none of them empty")
+    if not all(map(is_unicode, values)):
+        raise _fail(name, value, "valid Unicode, without lone surrogates")
     return values
 
 
@@ -78,7 +95,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, amount in value.items():
         # JSON objects have string keys, so "42" is accepted as a token id.
-        token_id = int(key) if isinstance(key, str) and key.strip().isdigit() else key
+        token_id = int(key) if isinstance(key, str) and key.strip().isdecimal() else key
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
             raise _fail("logit_bias", key, "keyed by token ids, integers of at least 0")
         if not _is_finite(amount):
@@ -88,7 +105,8 @@ def _logit_bias(value: Any) -> dict[int, float]:
 
 
 def _banned_sequences(value: Any) -> TokenSequences:
-    sequences = () if value is None else tuple(_token_ids("bad_words_token_ids", v) for v in value)
+    values = () if value is None else value
+    sequences = tuple(_token_ids("bad_words_token_ids", v) for v in values) if isinstance(values, Iterable) else ((),)
     if not all(sequences):
         raise _fail("bad_words_token_ids", value, "a list of token-id sequences, none of them empty")
     return sequences
@@ -171,6 +189,7 @@ class SamplingParams:
 
     def _check_counts(self) -> None:
         _integer("n", self.n, 1, "an integer of at least 1")
+        _number("n", self.n, self.n <= MOST_CHOICES, f"at most {MOST_CHOICES}")
         _integer("top_k", self.top_k, -1, "an integer of at least 1, or 0 or -1 to keep all tokens")
         _integer("min_tokens", self.min_tokens, 0, "an integer of at least 0")
         if self.max_tokens is not None:
@@ -190,7 +209,9 @@ class SamplingParams:
         value = self.min_p
         _number("min_p", value, _is_finite(value) and 0 <= value <= 1, "at least 0 and at most 1")
         value = self.repetition_penalty
-        _number("repetition_penalty", value, _is_finite(value) and value > 0, "a finite number above 0")
+        _number(
+            "repetition_penalty", value, _is_finite(value) and value >= _FLOAT32_SMALLEST, "a finite number above 0"
+        )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _number(name, value, _is_finite(value) and -2 <= value <= 2, "at least -2 and at most 2")

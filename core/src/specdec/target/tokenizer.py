@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
+from specdec.sampling.params import is_unicode
 from specdec.target.gguf import CONVERSION_FILE
 
 if TYPE_CHECKING:
@@ -133,5 +134,7 @@ def apply_chat_template(tokenizer: Any, messages: Sequence[dict[str, Any]], *, m
         text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     except Exception as error:  # templates are programs that come with models
         raise InvalidRequestError(f"chat: the messages do not fit the chat template of {model!r}: {error}") from error
+    if not is_unicode(text):
+        raise InvalidRequestError("chat: the messages are no valid Unicode: they have lone surrogates")
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids

@@ -17,9 +17,6 @@ from numba import njit, types
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 
-REGION_ARGUMENTS = (types.intp,)
-"""A region is called by every thread with the address of one int64 argument block."""
-
 
 @cache
 def _digest(folder: Path) -> str:
@@ -36,12 +33,21 @@ class _KeyedCache(FunctionCache):
         return (*super()._index_key(sig, codegen), _digest(folder))
 
 
+def native(*arguments: Any) -> Callable[[Callable[..., None]], Any]:
+    """Decorator: compile a function of these argument types that returns nothing, to be called by its ``address``."""
+
+    def compile_now(function: Callable[..., None]) -> Any:
+        compiled = CFunc(function, (arguments, types.void), locals={}, options={"error_model": "numpy"})
+        compiled._cache = _KeyedCache(function)
+        compiled.compile()
+        return compiled
+
+    return compile_now
+
+
 def region(function: Callable[[int], None]) -> Any:
-    """Compile an entry point for `specdec.cpu.team.Team.run`; its ``address`` is what `run` takes."""
-    compiled = CFunc(function, (REGION_ARGUMENTS, types.void), locals={}, options={"error_model": "numpy"})
-    compiled._cache = _KeyedCache(function)
-    compiled.compile()
-    return compiled
+    """Decorator: compile an entry point for `specdec.cpu.team.Team.run`, which passes it its argument block."""
+    return native(types.intp)(function)
 
 
 def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -88,6 +88,7 @@ def _finish_row(
 
 @kernel
 def project(
+    team: int,
     linear: int,
     left: int,
     left_stride: int,
@@ -103,6 +104,7 @@ def project(
     """Multiply rows by a packed linear's weights; threads share the panels, and the rows where panels are few.
 
     Args:
+        team: of the region.
         linear: address of the linear's description.
         left: float32 [rows, 2 * pairs], ``left_stride`` bytes apart.
         left_stride: bytes.
@@ -131,7 +133,7 @@ def project(
             if tiles > 1:
                 ahead, ahead_step = weights + panel_bytes + t * panel_bytes // tiles, ahead_step // tiles
             source = left + row * left_stride
-            tile(kind, count, source, left_stride, weights, pairs, products, 4 * PANEL, ahead, ahead_step)
+            tile(team, kind, count, source, left_stride, weights, pairs, products, 4 * PANEL, ahead, ahead_step)
             for i in range(count):
                 target = out + (row + i) * out_stride
                 _finish_row(mode, kind, products + 4 * PANEL * i, bias, panel, columns, out_kind, target)

@@ -138,6 +138,7 @@ def _linear(block: int, row: int, end: int, thread: int, threads: int) -> None:
     if together:
         barrier(team, threads)
     project(
+        team,
         word(block, Product.LINEAR),
         left,
         stride,
@@ -203,15 +204,15 @@ def _after_attention(step: int, layer: int, row: int, rows: int, thread: int, th
     if together:
         barrier(team, threads)
     output, down = word(layer, Layer.OUTPUT), word(layer, Layer.DOWN)
-    project(output, left, stride, rows, ADD, kind, hidden, hidden_stride, products, thread, threads)
+    project(team, output, left, stride, rows, ADD, kind, hidden, hidden_stride, products, thread, threads)
     barrier(team, threads)
     normalize(word(layer, Layer.POST_NORM), kind, hidden, hidden_stride, rows, left, stride, part, parts)
     if together:
         barrier(team, threads)
     gate_up, activation = word(layer, Layer.GATE_UP), word(layer, Layer.ACTIVATION)
-    project(gate_up, left, stride, rows, activation, FLOAT32, inner, stride, products, thread, threads)
+    project(team, gate_up, left, stride, rows, activation, FLOAT32, inner, stride, products, thread, threads)
     barrier(team, threads)
-    project(down, inner, stride, rows, ADD, kind, hidden, hidden_stride, products, thread, threads)
+    project(team, down, inner, stride, rows, ADD, kind, hidden, hidden_stride, products, thread, threads)
     barrier(team, threads)
 
 
@@ -249,7 +250,7 @@ def _before_attention(step: int, layer: int, row: int, rows: int, thread: int, t
     if together:
         barrier(team, threads)
     linear = word(layer, Layer.QKV)
-    project(linear, left, stride, rows, STORE, kind, qkv, qkv_stride, products, thread, threads)
+    project(team, linear, left, stride, rows, STORE, kind, qkv, qkv_stride, products, thread, threads)
     barrier(team, threads)
     _rotate(step, layer, row, rows, thread, threads)
 

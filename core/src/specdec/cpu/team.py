@@ -23,13 +23,15 @@ from numba import types
 from numba.extending import intrinsic
 
 from specdec.cpu.simd import I32, I64, at, function, get_int64, kernel, put_int64
+from specdec.cpu.tiles import TEAM_TILE_ENTRY, tile_entry
 
 _MAPS = Path("/proc/self/maps")
 _X86 = platform.machine() in ("x86_64", "AMD64")
 _SPINS = 1000
 """Pauses at a barrier before the thread yields its core; some tens of microseconds."""
 
-# A team's state: entry points of the runtime, then, in cache lines of their own, the barrier's two counters.
+# A team's state: entry points of the runtime and of `specdec.cpu.tiles`, then, in cache lines of their own, the
+# barrier's two counters.
 _THREAD_NUM, _NUM_THREADS, _YIELD, _ARRIVED, _GENERATION, _STATE_BYTES = 0, 8, 16, 64, 128, 192
 
 
@@ -89,8 +91,9 @@ class Team:
         self._memory = np.zeros(_STATE_BYTES + 64, dtype=np.uint8)
         self.address: int = -(-self._memory.ctypes.data // 64) * 64
         """Of the state; kernels take it in their argument block."""
+        state = (ctypes.c_int64 * 4).from_address(self.address)
+        state[TEAM_TILE_ENTRY // 8] = tile_entry.address
         if self._runtime is not None:
-            state = (ctypes.c_int64 * 3).from_address(self.address)
             state[0], state[1] = self._runtime.thread_num, self._runtime.num_threads
             state[2] = self._runtime.yield_core
 

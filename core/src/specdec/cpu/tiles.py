@@ -19,12 +19,17 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from specdec.cpu.compile import native
 from specdec.cpu.features import MAX_ROWS
-from specdec.cpu.simd import BFLOAT16, F32, I32, I64, LANES, POINTER, V16F, V16I, at, function, kernel, splat
+from specdec.cpu.simd import BFLOAT16, F32, I32, I64, LANES, POINTER, V16F, V16I, at, function, get_int64, kernel, splat
 
 PANEL = 32
 """Columns of a panel."""
 _VECTORS = PANEL // LANES
+
+TEAM_TILE_ENTRY = 24
+"""Where a team's state (`specdec.cpu.team`) holds the address of `tile_entry`."""
+
 AHEAD_BYTES = 8192
 """How far ahead of its use a weight is prefetched when it is used once."""
 
@@ -126,8 +131,49 @@ def _tile(
     return types.void(*[types.intp] * 10), generate
 
 
+@native(*[types.intp] * 10)
+def tile_entry(
+    kind: int,
+    num_rows: int,
+    left: int,
+    stride: int,
+    panel: int,
+    num_pairs: int,
+    out: int,
+    out_stride: int,
+    ahead: int,
+    ahead_step: int,
+) -> None:
+    """`tile` as a function of its own, so that regions need not contain its many loops."""
+    _tile(kind, num_rows, left, stride, panel, num_pairs, out, out_stride, ahead, ahead_step)
+
+
+@intrinsic
+def _call_entry(
+    _context: Any,
+    entry: Any,
+    kind: Any,
+    rows: Any,
+    left: Any,
+    stride: Any,
+    panel: Any,
+    pairs: Any,
+    out: Any,
+    out_stride: Any,
+    ahead: Any,
+    step: Any,
+) -> Any:
+    def generate(context: Any, builder: Any, _s: Any, args: Any) -> Any:
+        kind_of_entry = ir.FunctionType(ir.VoidType(), [I64] * 10)
+        builder.call(builder.inttoptr(args[0], ir.PointerType(kind_of_entry)), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 11), generate
+
+
 @kernel
 def tile(
+    team: int,
     kind: int,
     num_rows: int,
     left: int,
@@ -142,6 +188,7 @@ def tile(
     """Multiply ``num_rows`` rows by one panel.
 
     Args:
+        team: of the region; it knows where `tile_entry` is.
         kind: of the panel.
         num_rows: 1 .. MAX_ROWS.
         left: address of float32 [num_rows, 2 * num_pairs], rows ``stride`` bytes apart.
@@ -153,7 +200,8 @@ def tile(
         ahead: address to prefetch from, any.
         ahead_step: bytes by which that address advances with each pair of rows.
     """
-    _tile(kind, num_rows, left, stride, panel, num_pairs, out, out_stride, ahead, ahead_step)
+    entry = get_int64(team + TEAM_TILE_ENTRY)
+    _call_entry(entry, kind, num_rows, left, stride, panel, num_pairs, out, out_stride, ahead, ahead_step)
 
 
 @kernel

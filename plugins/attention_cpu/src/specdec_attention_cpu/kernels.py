@@ -369,20 +369,20 @@ def _weights_of_chunk(block: int, task: int, group: int, chunk: int, width: int,
 
 @kernel
 def _multiply_tiles(
-    kind: int, vectors: int, left: int, stride: int, panel: int, pairs: int, out: int, out_stride: int
+    team: int, kind: int, vectors: int, left: int, stride: int, panel: int, pairs: int, out: int, out_stride: int
 ) -> None:
     """All vectors times one panel."""
     tiles = num_tiles(vectors)
     for t in range(tiles):
         row = share(vectors, t, tiles)
         count = share(vectors, t + 1, tiles) - row
-        tile(kind, count, left + row * stride, stride, panel, pairs, out + row * out_stride, out_stride, panel, 0)
+        tile(team, kind, count, left + row * stride, stride, panel, pairs, out + row * out_stride, out_stride, panel, 0)
 
 
 @kernel
 def _attend_chunk(block: int, task: int, head: int, group: int, chunk: int, scratch: int, results: int) -> None:
     """One chunk for all vectors of an item; the unmerged result goes to ``results``."""
-    kind = _step(block, Step.KIND)
+    team, kind = _step(block, Step.TEAM), _step(block, Step.KIND)
     k_dim, v_dim = _step(block, Step.HEAD_DIM), _step(block, Step.V_HEAD_DIM)
     vectors = (word(task, Task.END_ROW) - word(task, Task.FIRST_ROW)) * group
     queries = scratch + _step(block, Step.QUERIES)
@@ -405,13 +405,14 @@ def _attend_chunk(block: int, task: int, head: int, group: int, chunk: int, scra
         pack_keys(kind, rows, k_dim, keys)
         pack_values(kind, rows + 8 * PANEL, PANEL, v_dim, values + column // 2 * pair_bytes, value_panel)
         target = scores + 4 * column
-        _multiply_tiles(kind, vectors, queries, _step(block, Step.QUERY_STRIDE), keys, k_dim // 2, target, SCORE_STRIDE)
+        query_stride = _step(block, Step.QUERY_STRIDE)
+        _multiply_tiles(team, kind, vectors, queries, query_stride, keys, k_dim // 2, target, SCORE_STRIDE)
         rows = following
     _weights_of_chunk(block, task, group, chunk, width, scores, results)
     for panel in range(_round_up(v_dim, PANEL) // PANEL):
         target, right = results + 4 * LANES + 4 * PANEL * panel, values + panel * value_panel
         _multiply_tiles(
-            kind, vectors, scores, SCORE_STRIDE, right, width // 2, target, _step(block, Step.RESULT_STRIDE)
+            team, kind, vectors, scores, SCORE_STRIDE, right, width // 2, target, _step(block, Step.RESULT_STRIDE)
         )
 
 

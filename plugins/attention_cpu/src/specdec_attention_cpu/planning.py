@@ -14,20 +14,19 @@ _INT32, _INT64, _BYTES = types.int32[::1], types.int64[::1], types.uint8[::1]
 _TABLE = types.int64[:, ::1]
 
 
-@compiled(types.UniTuple(types.int64, 2)(_INT32, _INT32, _INT64))
-def _measure_trees(query_start_loc: Any, parents: Any, offsets: Any) -> Any:
-    """Where each request's ancestor matrix starts, -1 for chains; the bytes needed and the largest tree's rows."""
-    total, largest = 0, 0
+@compiled(types.int64(_INT32, _INT32, _INT64))
+def _place_trees(query_start_loc: Any, parents: Any, offsets: Any) -> Any:
+    """Find where each request's ancestor matrix starts, -1 for chains; returns the bytes needed."""
+    total = 0
     for request in range(len(offsets)):
         first, rows = query_start_loc[request], query_start_loc[request + 1] - query_start_loc[request]
-        offsets[request] = -1
+        branches = False
         for row in range(rows):
-            if parents[first + row] != row - 1:
-                offsets[request] = total
-                total += rows * rows
-                largest = max(largest, rows)
-                break
-    return total, largest
+            branches |= parents[first + row] != row - 1
+        offsets[request] = total if branches else -1
+        if branches:
+            total += rows * rows
+    return total
 
 
 @compiled(types.void(_INT32, _INT32, _INT64, _BYTES))
@@ -40,8 +39,8 @@ def _fill_trees(query_start_loc: Any, parents: Any, offsets: Any, matrices: Any)
         for row in range(rows):
             own, parent = offsets[request] + row * rows, parents[first + row]
             if parent >= 0:
-                inherited = offsets[request] + parent * rows
-                matrices[own : own + rows] = matrices[inherited : inherited + rows]
+                for other in range(row):
+                    matrices[own + other] = matrices[offsets[request] + parent * rows + other]
             matrices[own + row] = 1
 
 
@@ -127,7 +126,6 @@ def ancestor_matrices(query_start_loc: np.ndarray, parents: np.ndarray | None) -
     offsets = np.full(len(query_start_loc) - 1, -1, dtype=np.int64)
     if parents is None:
         return offsets, np.zeros(0, dtype=np.uint8)
-    size, _ = _measure_trees(query_start_loc, parents, offsets)
-    matrices = np.zeros(size, dtype=np.uint8)
+    matrices = np.zeros(_place_trees(query_start_loc, parents, offsets), dtype=np.uint8)
     _fill_trees(query_start_loc, parents, offsets, matrices)
     return offsets, matrices

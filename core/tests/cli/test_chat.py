@@ -56,7 +56,7 @@ def test_commands(talk):
     assert "/show-accepted   mark accepted draft tokens" in out
     assert "0 tokens" in out
     assert "Unknown command /rest. Did you mean /reset?" in out
-    assert "accepted draft tokens: 1 2 3 4 5+" in out
+    assert "accepted draft tokens, by draft position: 0 1 2 3 4+" in out
     assert "No marks." in out
     assert engine.calls == []
 

@@ -42,6 +42,17 @@ def test_toml_can_be_used_as_a_file(cli, tmp_path):
     assert config == from_kwargs("m", kv_cache_memory="64MiB", plugins={"block": ["a", "b"]})
 
 
+def test_the_methods_options_are_listed_also_where_nothing_sets_them(cli):
+    pytest.importorskip("specdec_ngram")
+    _, out, _ = cli(
+        "config", "--model", "m", "--speculative.method", "ngram", "--set", "speculative.prompt_lookup_max=3"
+    )
+    names = list(table(out))
+    assert table(out)["speculative.prompt_lookup_max"].split()[1:] == ["3", "--set"]
+    assert table(out)["speculative.prompt_lookup_min"].split()[1:] == ["not", "set", "default"]
+    assert names.index("speculative.prompt_lookup_min") + 1 == names.index("verifier")
+
+
 def test_json_and_toml_exclude_each_other(cli):
     code, _, err = cli("config", "--model", "m", "--json", "--toml")
     assert code == 2

@@ -46,6 +46,15 @@ def test_version(cli):
         (["xyzzy"], "error: unknown command 'xyzzy'. Commands: generate,"),
         (["generate", "--blok-size", "3", "x"], "error: unknown option '--blok-size'. Did you mean --block-size?"),
         (["generate", "--temperatur=3", "x"], "error: unknown option '--temperatur'. Did you mean --temperature?"),
+        (
+            ["generate", "--speculative.max-repeats", "2", "x"],
+            "error: unknown option '--speculative.max-repeats'. An option of the method is given as "
+            "--set speculative.max_repeats=VALUE. See:",
+        ),
+        (
+            ["generate", "--speculative.metod", "a", "x"],
+            "error: unknown option '--speculative.metod'. Did you mean --spec",
+        ),
         (["config", "extra"], "error: unknown argument 'extra'."),
         (["generate", "--block-size"], "error: argument --block-size: expected one argument"),
         (["generate", "--temp", "3", "x"], "error: unknown option '--temp'."),

@@ -201,6 +201,12 @@ def test_a_missing_model_says_how_to_give_it():
         load(environ={})
 
 
+def test_a_misspelt_model_is_told_before_a_missing_one(tmp_path):
+    (tmp_path / "a.toml").write_text('modell = "m"\n')
+    with pytest.raises(ConfigError, match=r"unknown setting 'modell' \(a.toml:1\). Did you mean 'model'"):
+        load("a.toml", environ={})
+
+
 def test_describe_lists_every_setting_once(tmp_path):
     (tmp_path / "a.toml").write_text(TOML)
     config, sources = load("a.toml", environ={})

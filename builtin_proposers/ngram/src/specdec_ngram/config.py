@@ -26,9 +26,9 @@ class NgramConfig:
     SECTION: ClassVar[str] = "speculative"
 
     prompt_lookup_max: int | None = field(default=None, validator=optional(integer(1, MAX_LENGTH)))
-    """Longest suffix of the tokens so far that is looked up."""
+    """Longest suffix of the tokens so far that is looked up; the same as the minimum when not set, or 5."""
     prompt_lookup_min: int | None = field(default=None, validator=optional(integer(1, MAX_LENGTH)))
-    """Shortest suffix that counts as a match, at most ``prompt_lookup_max``."""
+    """Shortest suffix that counts as a match; the same as the maximum when not set, or 5."""
 
     def __attrs_post_init__(self) -> None:
         if self.min_length > self.max_length:

@@ -191,11 +191,10 @@ class Conversation:
         if choice.finish_reason == "error":
             print(f"error: {choice.error}", file=sys.stderr)
         elif self.marks:
-            length = output.spec_stats.mean_acceptance_length
+            stats = output.spec_stats
+            length = f", acceptance length {stats.mean_acceptance_length:.2f}" if stats.num_drafts else ""
             rate = len(choice.token_ids) / max(seconds, 1e-9)
-            self._console.print(
-                f"({len(choice.token_ids)} tokens, {rate:.1f} tokens/s, acceptance length {length:.2f})", style="dim"
-            )
+            self._console.print(f"({len(choice.token_ids)} tokens, {rate:.1f} tokens/s{length})", style="dim")
 
 
 class _Reply:

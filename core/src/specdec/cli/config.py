@@ -7,9 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from specdec.cli.parser import Subparsers, add_command
 from specdec.config import describe, to_dict, to_toml
 from specdec.config.flags import add_config_flags, read_config
+from specdec.config.load import DEFAULT
 from specdec.config.structure import placed
 from specdec.errors import ConfigError
 
@@ -46,18 +49,23 @@ def add_parser(commands: Subparsers[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check and print."""
     config, sources = read_config(arguments)
-    check_plugins(config, sources)
+    left_out = method_defaults(check_plugins(config, sources), config)
     if arguments.json:
         print(json.dumps({"settings": to_dict(config), "sources": sources}, indent=2, ensure_ascii=False))
     elif arguments.toml:
         print(to_toml(config, sources), end="")
     else:
-        show(describe(config, sources))
+        settings = describe(config, sources)
+        place = 1 + max(at for at, setting in enumerate(settings) if setting.path.startswith("speculative"))
+        show([*settings[:place], *left_out, *settings[place:]])
     return 0
 
 
-def check_plugins(config: EngineConfig, sources: Mapping[str, str]) -> None:
+def check_plugins(config: EngineConfig, sources: Mapping[str, str]) -> Any:
     """Let the selected method and verifier check their own options.
+
+    Returns:
+        The method's configuration; None without a method.
 
     Raises:
         SpecdecError: a plugin is not installed, or refuses an option.
@@ -70,9 +78,25 @@ def check_plugins(config: EngineConfig, sources: Mapping[str, str]) -> None:
         registry.plugin_config("verifier", config.verifier, config.verifier_options)
         if speculative is not None and speculative.method is not None:
             model = {} if speculative.model is None else {"model": speculative.model}
-            registry.plugin_config("proposer", speculative.method, {**speculative.options, **model})
+            return registry.plugin_config("proposer", speculative.method, {**speculative.options, **model})
     except ConfigError as error:
         raise placed(error, sources) from error
+    return None
+
+
+def method_defaults(method: Any, config: EngineConfig) -> list[Setting]:
+    """The options of the method that nothing sets."""
+    from specdec.config import Setting, SpeculativeConfig
+
+    if config.speculative is None or not attrs.has(type(method)):
+        return []
+    own = {attribute.name for attribute in attrs.fields(SpeculativeConfig)}
+    names = [attribute.name for attribute in attrs.fields(type(method)) if attribute.init]
+    return [
+        Setting(f"speculative.{name}", getattr(method, name), DEFAULT, "option of the method")
+        for name in names
+        if name not in own and name not in config.speculative.options
+    ]
 
 
 def show(settings: list[Setting]) -> None:
@@ -96,4 +120,4 @@ def _shown(value: Any) -> str:
         return "not set"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -21,9 +21,9 @@ COLOURS = ("green", "cyan", "blue", "magenta", "yellow")
 
 def legend() -> Text:
     """Which colour means which draft position."""
-    text = Text("accepted draft tokens: ")
-    for position, colour in enumerate(COLOURS, start=1):
-        last = "+" if position == len(COLOURS) else ""
+    text = Text("accepted draft tokens, by draft position: ")
+    for position, colour in enumerate(COLOURS):
+        last = "+" if position == len(COLOURS) - 1 else ""
         text.append(f"{position}{last}", style=f"underline {colour}")
         text.append(" ")
     return text

@@ -49,6 +49,11 @@ class Parser(argparse.ArgumentParser):
 def unknown_arguments(extras: list[str], known: Iterable[str]) -> str:
     """What to say about arguments that no option and no position takes."""
     wrong = next((extra for extra in extras if extra.startswith("-")), extras[0]).partition("=")[0]
+    if wrong.startswith("--speculative.") and "--set" in (known := tuple(known)):
+        path = wrong[2:].replace("-", "_")
+        near = closest(wrong, [option for option in known if option.startswith("--speculative.")], cutoff=0.85)
+        hint = f"Did you mean {near}? " if near else ""
+        return f"unknown option {wrong!r}. {hint}An option of the method is given as --set {path}=VALUE."
     near = closest(wrong.lstrip("-"), [option.lstrip("-") for option in known if option.startswith("--")])
     hint = f" Did you mean --{near}?" if near and wrong.startswith("-") else ""
     kind = "option" if wrong.startswith("-") else "argument"

@@ -108,6 +108,7 @@ def combine(layers: Iterable[Layer]) -> tuple[EngineConfig, dict[str, str]]:
         _merge(values, layer.values)
         origins.update({path: _origin(path, layer.origins) for path in files.paths(layer.values)})
     if values.get("model") is None:
+        structure(EngineConfig, {**values, "model": "m"}, origins=origins)  # a misspelt key may be what should say it
         remedy = "Pass --model, or set it in specdec.toml; demo:smollm2 is the demonstration model."
         raise MissingSettingError("model", remedy)
     config = structure(EngineConfig, values, origins=origins)

@@ -157,7 +157,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = field(default=None, converter=_bad_words)
     """Words that must not appear in the output: the last token that would complete one is never chosen."""
     bad_words_token_ids: TokenSequences = field(default=None, converter=_banned_sequences)
-    """The same as token sequences; `check_against` adds those of `bad_words`."""
+    """The same as token sequences, beside those of `bad_words`."""
     min_tokens: int = field(default=0, converter=_plain_int)
     """No end or stop token, and no stop string, counts before this many output tokens."""
     max_tokens: int | None = field(default=16, converter=_plain_int)

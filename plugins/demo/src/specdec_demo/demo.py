@@ -106,8 +106,10 @@ def figures(variants: list[Variant]) -> Table:
 def explain(console: Console, variants: list[Variant], left_out: dict[str, str]) -> None:
     """What the figures mean, and what is missing."""
     console.print(
-        "Speed-up: ratio of the medians over the rounds. Acceptance length: tokens gained by one pass of the model, "
-        "its own token included. In bfloat16 two nearly equal logits can swap when several tokens are checked at once; "
+        "Speed-up: ratio of the medians over the rounds. Acceptance length: tokens gained per verify step "
+        "with a draft, the model's own token included. Accepted per position: part of the drafts whose token there "
+        "was kept. "
+        "In bfloat16 two nearly equal logits can swap when several tokens are checked at once; "
         "with --dtype float32 the texts are the same.",
         style="dim",
     )

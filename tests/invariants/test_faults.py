@@ -6,7 +6,10 @@ import logging
 
 import pytest
 
-from specdec import SamplingParams
+from specdec import LLM, SamplingParams
+from specdec.errors import EngineDeadError
+from specdec.metrics.loggers import StatLogger
+from specdec.metrics.stats import StepStats
 from specdec.testing import LIES, LyingProposer, RaisingProposer, SlowProposer
 from tests.invariants.kit import PROMPTS, VOCAB, Baseline, Runs, Start, oracle, tokens
 
@@ -36,9 +39,9 @@ def test_rare_faults_do_not_switch_a_proposer_off(start: Start, baseline: Baseli
     assert stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("error", [ValueError("boom"), KeyError("x"), MemoryError(), AssertionError()])
-def test_any_exception_is_contained(start: Start, baseline: Baseline, runs: Runs, error: Exception) -> None:
-    def make() -> Exception:
+@pytest.mark.parametrize("error", [ValueError("boom"), KeyError("x"), MemoryError(), AssertionError(), SystemExit(3)])
+def test_any_exception_is_contained(start: Start, baseline: Baseline, runs: Runs, error: BaseException) -> None:
+    def make() -> BaseException:
         return error
 
     engine = start(RaisingProposer(oracle(runs), error=make))
@@ -65,3 +68,33 @@ def test_start_and_finish_may_fail_too(start: Start, baseline: Baseline, runs: R
     proposer.finish = fail  # type: ignore[method-assign]
     engine = start(proposer)
     assert tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(baseline(PROMPTS, GREEDY))
+
+
+def test_a_stat_logger_that_raises_is_switched_off(start: Start, baseline: Baseline) -> None:
+    class Faulty(StatLogger):
+        calls = 0
+
+        def record(self, step: StepStats) -> None:
+            self.calls += 1
+            raise RuntimeError("on purpose")
+
+    faulty = Faulty()
+    engine = start()
+    engine._engine.core._loggers = (faulty,)
+    assert tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(baseline(PROMPTS, GREEDY))
+    assert faulty.calls == 1
+
+
+def test_a_stat_logger_may_fail_to_close(model: str) -> None:
+    class Faulty(StatLogger):
+        def record(self, step: StepStats) -> None:
+            pass
+
+        def close(self) -> None:
+            raise RuntimeError("on purpose")
+
+    engine = LLM(model, dtype="float32", max_model_len=64, kv_cache_memory="1MiB", stat_loggers=())
+    engine._engine.core._loggers = (Faulty(),)
+    engine.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        engine.generate([5], GREEDY, use_tqdm=False)

@@ -187,20 +187,25 @@ def test_a_closed_engine_ends_its_streams(model: str) -> None:
     asyncio.run(main())
 
 
-def test_an_internal_fault_ends_streams_with_its_cause(model: str) -> None:
+@pytest.mark.parametrize("fault", [RuntimeError, SystemExit, KeyboardInterrupt])
+def test_an_internal_fault_ends_streams_with_its_cause(model: str, fault: type[BaseException]) -> None:
+    """Whatever ends the engine's thread, nobody waits for it in vain."""
+
     async def main() -> None:
         llm = AsyncLLM(model, **SETTINGS)
 
         def fail(*_: object) -> None:
-            raise RuntimeError("on purpose")
+            raise fault("on purpose")
 
         llm._engine.core._target.forward = fail  # type: ignore[method-assign,assignment]
-        with pytest.raises(EngineDeadError, match="on purpose"):
+
+        async def read() -> None:
             async for _ in llm.generate(PROMPTS[0]):
                 pass
-        with pytest.raises(EngineDeadError, match="on purpose"):
-            async for _ in llm.generate(PROMPTS[0]):
-                pass
+
+        for _ in range(2):
+            with pytest.raises(EngineDeadError, match="on purpose"):
+                await asyncio.wait_for(read(), 5)
         llm.close()
 
     asyncio.run(main())

@@ -62,7 +62,7 @@ class AsyncLLM:
         self._streams: dict[str, _Stream] = {}
         self._stopping = False
         self._stopped = False
-        self._fault: Exception | None = None
+        self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name="specdec-engine", daemon=True)
         self._thread.start()
 
@@ -162,7 +162,9 @@ class AsyncLLM:
     def _closed_because(self) -> EngineDeadError:
         if self._fault is None:
             return EngineDeadError("the engine is closed")
-        error = EngineDeadError(str(self._fault))
+        known = isinstance(self._fault, EngineDeadError)
+        cause = str(self._fault) if known else f"the engine stopped on {type(self._fault).__name__}: {self._fault}"
+        error = EngineDeadError(cause)
         error.__cause__ = self._fault
         return error
 
@@ -172,9 +174,12 @@ class AsyncLLM:
                 if self._engine.core.has_work:
                     for group in self._engine.step():
                         self._deliver(group)
-        except Exception as fault:
+        except BaseException as fault:  # whatever it is, readers must not wait for this thread in vain
             self._fault = fault
-        self._shut_down()
+        try:
+            self._engine.close()
+        finally:
+            self._end_streams()
 
     def _take_commands(self) -> bool:
         """Run what was posted; wait when there is nothing to do. False when the engine is to stop."""
@@ -218,9 +223,8 @@ class AsyncLLM:
             if group.is_finished:
                 del self._streams[group.request_id]
 
-    def _shut_down(self) -> None:
-        """Close the engine, then fail the streams that are open and those whose commands came too late."""
-        self._engine.close()
+    def _end_streams(self) -> None:
+        """Fail the streams that are open and those whose commands came too late."""
         with self._wake:
             self._stopped = True
             commands = list(self._commands)

@@ -138,9 +138,12 @@ class EngineCore:
             self.abort(request)
         if self._drafting is not None:
             self._drafting.close()
-        for stat_logger in self._loggers:
-            stat_logger.close()
         self._dead = _Closed("the engine was closed")
+        for stat_logger in self._loggers:
+            try:
+                stat_logger.close()
+            except Exception:
+                self._drop_logger(stat_logger)
 
     def _check_alive(self) -> None:
         if isinstance(self._dead, _Closed):
@@ -183,7 +186,15 @@ class EngineCore:
         )
         self._stats.add(stats)
         for stat_logger in self._loggers:
-            stat_logger.record(stats)
+            try:
+                stat_logger.record(stats)
+            except Exception:
+                self._drop_logger(stat_logger)
+
+    def _drop_logger(self, faulty: StatLogger) -> None:
+        """Statistics are not worth an engine: go on without a logger that raises."""
+        self._loggers = tuple(stat_logger for stat_logger in self._loggers if stat_logger is not faulty)
+        logger.exception("the stat logger %s is switched off: it raised", type(faulty).__name__)
 
 
 class _Closed(SpecdecError):

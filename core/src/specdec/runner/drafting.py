@@ -149,14 +149,16 @@ class Drafting:
         )
 
     def _guarded(self, call: Callable[[], _T]) -> _T | None:
-        """Run a call into the plugin; a fault is counted and gives None."""
+        """Run a call into the plugin; a fault is counted and gives None. A plugin cannot end the program either."""
         try:
             return call()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._count_fault(error)
             return None
 
-    def _count_fault(self, error: Exception) -> None:
+    def _count_fault(self, error: BaseException) -> None:
         self.num_faults += 1
         self._faults_in_a_row += 1
         cause = f"{type(error).__name__}: {error}"

@@ -227,7 +227,11 @@ class RaisingProposer(WrappedProposer):
     """Raises on every ``every``-th call of `propose`, and passes on the inner proposer's draft otherwise."""
 
     def __init__(
-        self, inner: Proposer, *, every: int = 1, error: Callable[[], Exception] = lambda: ProposerError("on purpose")
+        self,
+        inner: Proposer,
+        *,
+        every: int = 1,
+        error: Callable[[], BaseException] = lambda: ProposerError("on purpose"),
     ) -> None:
         super().__init__(inner)
         self._every = every

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.errors import CapacityError, ConfigError, EngineDeadError, InvalidRequestError, PluginNotFoundError
+from specdec.errors import (
+    CapacityError,
+    ConfigError,
+    EngineDeadError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    PluginNotFoundError,
+)
 from tests.invariants.kit import PROMPTS, Baseline, Start, tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -61,6 +68,9 @@ def test_bad_requests(
         ({"attention_backend": "flesh"}, PluginNotFoundError, "flesh"),
         ({"verifier": "mach"}, PluginNotFoundError, "match"),
         ({"kv_cache_memory": 1024}, CapacityError, "kv_cache_memory"),
+        ({"kv_cache_memory": "99999999GiB"}, CapacityError, "this machine's memory"),
+        ({"model": "x" * 5000}, ModelNotFoundError, "cannot be read"),
+        ({"model": "~nobody-of-this-name/model"}, ModelNotFoundError, "cannot be read"),
         ({"max_model_len": 100_000}, ConfigError, "max_model_len"),
         ({"block_sise": 4}, ConfigError, "block_size"),
         ({"dtype": "float8"}, ConfigError, "float8"),
@@ -68,7 +78,7 @@ def test_bad_requests(
 )
 def test_bad_settings(model: str, settings: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        LLM(model, **({"max_model_len": 256, "stat_loggers": ()} | settings))
+        LLM(**({"model": model, "max_model_len": 256, "stat_loggers": ()} | settings))
 
 
 @pytest.mark.parametrize("length", [62, 63, 64, 65, 68])

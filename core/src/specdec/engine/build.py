@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -66,7 +67,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     registry = Registry(config.plugins)
     method, options = _select_method(config, registry) if proposer is None else (None, None)
     target = load_target(config)
-    num_blocks = parse_size(config.kv_cache_memory) // (target.kv_bytes_per_token() * config.block_size)
+    num_blocks = _num_blocks(config, target)
     context = _context(config, target, _max_model_len(config, target, num_blocks))
     verifier: Verifier = registry.create(
         "verifier",
@@ -155,6 +156,18 @@ def _context(config: EngineConfig, target: TargetModel, max_model_len: int) -> E
         tokenizer=target.tokenizer,
         settings=attrs.asdict(config),
     )
+
+
+def _num_blocks(config: EngineConfig, target: TargetModel) -> int:
+    """How many blocks ``kv_cache_memory`` pays for; more memory than the machine has is refused."""
+    wanted = parse_size(config.kv_cache_memory)
+    if target.device.type == "cpu":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if wanted > memory:
+            raise CapacityError(
+                f"kv_cache_memory {format_size(wanted)} is more than this machine's memory, {format_size(memory)}"
+            )
+    return wanted // (target.kv_bytes_per_token() * config.block_size)
 
 
 def _max_model_len(config: EngineConfig, target: TargetModel, num_blocks: int) -> int:

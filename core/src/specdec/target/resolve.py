@@ -47,11 +47,14 @@ def resolve_model(name: str, cache_dir: str | None = None, *, trust_remote_code:
     """
     if name.startswith(DEMO_PREFIX):
         return ResolvedModel(name, demo_file(name, cache_root(cache_dir)), "gguf")
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return ResolvedModel(name, _checked_directory(name, path), "directory")
-    if path.is_file():
-        return ResolvedModel(name, _checked_gguf(name, path), "gguf")
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            return ResolvedModel(name, _checked_directory(name, path), "directory")
+        if path.is_file():
+            return ResolvedModel(name, _checked_gguf(name, path), "gguf")
+    except (OSError, RuntimeError) as error:  # no permission, a name too long, or no such home directory
+        raise ModelNotFoundError(f"model: {name!r} cannot be read: {error}") from error
     if _looks_like_path(name):
         raise ModelNotFoundError(f"model: no file or directory {name!r} (looked at {path.absolute()})")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):

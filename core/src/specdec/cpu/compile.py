@@ -8,14 +8,17 @@ where numba puts it: in ``__pycache__`` beside the source, in the user's cache d
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from numba import njit, types
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, NullCache
 from numba.core.ccallback import CFunc
+
+logger = logging.getLogger(__name__)
 
 
 @cache
@@ -25,6 +28,15 @@ def _digest(folder: Path) -> str:
     for path in sorted({*folder.glob("*.py"), *Path(__file__).parent.glob("*.py")}):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _cache(function: Callable[..., Any]) -> Any:
+    """Where a function's machine code is kept; nowhere when no place is writable."""
+    try:
+        return _KeyedCache(function)
+    except RuntimeError as error:
+        logger.warning("kernels are compiled at every start, because they cannot be kept: %s", error)
+        return NullCache()
 
 
 class _KeyedCache(FunctionCache):
@@ -38,7 +50,7 @@ def native(*arguments: Any) -> Callable[[Callable[..., None]], Any]:
 
     def compile_now(function: Callable[..., None]) -> Any:
         compiled = CFunc(function, (arguments, types.void), locals={}, options={"error_model": "numpy"})
-        compiled._cache = _KeyedCache(function)
+        compiled._cache = _cache(function)
         compiled.compile()
         return compiled
 
@@ -55,7 +67,7 @@ def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def compile_now(function: Callable[..., Any]) -> Any:
         dispatcher = njit(function, error_model="numpy")
-        dispatcher._cache = _KeyedCache(function)
+        dispatcher._cache = _cache(function)
         dispatcher.compile(signature)
         dispatcher.disable_compile()
         return dispatcher

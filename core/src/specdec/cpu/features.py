@@ -1,12 +1,19 @@
-"""What this processor offers to the compiled kernels."""
+"""What the processor that kernels are compiled for offers to them."""
 
 from __future__ import annotations
 
 import llvmlite.binding
+from numba import config
 
-_FEATURES = llvmlite.binding.get_host_cpu_features()
 
-WIDE_VECTORS = bool(_FEATURES.get("avx512f", False))
+def _has(feature: str) -> bool:
+    """Whether code is generated for a feature; ``NUMBA_CPU_FEATURES`` overrides what this processor has."""
+    if config.CPU_FEATURES is not None:
+        return f"+{feature}" in config.CPU_FEATURES.split(",")
+    return bool(llvmlite.binding.get_host_cpu_features().get(feature, False))
+
+
+WIDE_VECTORS = _has("avx512f")
 """512-bit registers, 32 of them; otherwise 16 registers of 256 bits (or less) are assumed."""
 
 MAX_ROWS = 12 if WIDE_VECTORS else 3

@@ -31,24 +31,6 @@ V16F, V16I, V16H = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), ir.Vect
 POINTER = ir.PointerType()
 
 
-class _BFloat(ir.Type):
-    """LLVM's ``bfloat``, which llvmlite does not define."""
-
-    intrinsic_name = "bf16"
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-V16B = ir.VectorType(_BFloat(), LANES)
-
-
 class _VecType(types.Type):
     def __init__(self) -> None:
         super().__init__(name="Vec16xFloat32")
@@ -83,7 +65,24 @@ def splat(builder: Any, scalar: Any, vector: Any) -> Any:
 def widen(builder: Any, halves: Any) -> Any:
     """16 bfloat16 bit patterns [i16] -> 16 float32."""
     words = builder.zext(halves, V16I)
-    return builder.bitcast(builder.shl(words, ir.Constant(V16I, [16] * LANES)), V16F)
+    return builder.bitcast(builder.shl(words, _all(16)), V16F)
+
+
+def _rounded_bits(builder: Any, value: Any) -> Any:
+    """Bits of 16 float32 [i32] with the nearest bfloat16 (ties to even) in the upper halves; NaN stays NaN."""
+    bits = builder.bitcast(value, V16I)
+    odd = builder.and_(builder.lshr(bits, _all(16)), _all(1))
+    nearest = builder.add(bits, builder.add(odd, _all(0x7FFF)))
+    return builder.select(builder.fcmp_unordered("uno", value, value), builder.or_(bits, _all(1 << 22)), nearest)
+
+
+def _all(word: int) -> Any:
+    return ir.Constant(V16I, [word] * LANES)
+
+
+def _narrow(builder: Any, value: Any) -> Any:
+    """16 float32 -> the bit patterns of the nearest bfloat16 [i16]."""
+    return builder.trunc(builder.lshr(_rounded_bits(builder, value), _all(16)), V16H)
 
 
 def _lanes_below(builder: Any, count: Any) -> Any:
@@ -118,7 +117,7 @@ _div = _binary(lambda b, x, y: b.fdiv(x, y))
 vmax = _binary(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
 vmin = _binary(lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
 round_nearest = _unary(lambda b, x: _call(b, "llvm.rint.v16f32", x))
-to_bfloat16 = _unary(lambda b, x: b.fpext(b.fptrunc(x, V16B), V16F))
+to_bfloat16 = _unary(lambda b, x: b.bitcast(b.and_(_rounded_bits(b, x), _all(0xFFFF0000)), V16F))
 """The nearest bfloat16 values, as float32."""
 
 
@@ -172,8 +171,8 @@ def power_of_two(_context: Any, exponent: Any) -> Any:
     """2 ** exponent for integral exponents in -126 .. 127."""
 
     def generate(_c: Any, builder: Any, _s: Any, args: Any) -> Any:
-        whole = builder.add(builder.fptosi(args[0], V16I), ir.Constant(V16I, [127] * LANES))
-        return builder.bitcast(builder.shl(whole, ir.Constant(V16I, [23] * LANES)), V16F)
+        whole = builder.add(builder.fptosi(args[0], V16I), _all(127))
+        return builder.bitcast(builder.shl(whole, _all(23)), V16F)
 
     return Vec(Vec), generate
 
@@ -262,7 +261,7 @@ def _storer(words: Any, convert: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
 load_float32, _load_some_float32 = _loader(V16I, lambda b, words: b.bitcast(words, V16F))
 load_bfloat16, _load_some_bfloat16 = _loader(V16H, widen)
 store_float32, _store_some_float32 = _storer(V16I, lambda b, value: b.bitcast(value, V16I))
-store_bfloat16, _store_some_bfloat16 = _storer(V16H, lambda b, value: b.bitcast(b.fptrunc(value, V16B), V16H))
+store_bfloat16, _store_some_bfloat16 = _storer(V16H, _narrow)
 
 
 @kernel

@@ -71,6 +71,7 @@ def test_bad_requests(
         ({"kv_cache_memory": "99999999GiB"}, CapacityError, "this machine's memory"),
         ({"model": "x" * 5000}, ModelNotFoundError, "cannot be read"),
         ({"model": "~nobody-of-this-name/model"}, ModelNotFoundError, "cannot be read"),
+        ({"tokenizer": "~nobody-of-this-name/model"}, ModelNotFoundError, "tokenizer: .* cannot be read"),
         ({"max_model_len": 100_000}, ConfigError, "max_model_len"),
         ({"block_sise": 4}, ConfigError, "block_size"),
         ({"dtype": "float8"}, ConfigError, "float8"),

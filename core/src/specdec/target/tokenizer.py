@@ -69,9 +69,12 @@ def load_tokenizer(
 def _directory(wanted: str, cache_dir: str | None, trust_remote_code: bool) -> Path:
     from specdec.target.resolve import resolve_model
 
-    path = Path(wanted).expanduser()
-    if path.is_dir():
-        return path
+    try:
+        path = Path(wanted).expanduser()
+        if path.is_dir():
+            return path
+    except (OSError, RuntimeError) as error:  # a name too long, or no such home directory
+        raise ModelNotFoundError(f"tokenizer: {wanted!r} cannot be read: {error}") from error
     found = resolve_model(wanted, cache_dir, trust_remote_code=trust_remote_code)
     if found.kind != "directory":
         raise ModelNotFoundError(

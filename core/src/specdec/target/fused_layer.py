@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 Attend = Callable[[int, "Tensor", "Tensor", "Tensor", None], "Tensor"]
 """``attend(layer_index, query, key, value, sinks)``, like `specdec.target.bridge.attend`."""
 
-_LONG_ROWS = 32
-"""From this many rows on a region takes long enough to let other Python threads run."""
+_LONG_ROWS, _LONG_BYTES = 32, 64 << 20
+"""From this many rows, or bytes of a layer's weights, on a region takes long enough to let other Python threads run."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -63,7 +63,12 @@ class LayerWeights:
     @property
     def widest(self) -> int:
         """Width of the widest left side of a product."""
-        return max(w.in_features for w in (self.qkv, self.output, self.gate_up, self.down))
+        return max(weight.in_features for weight in (self.qkv, self.output, self.gate_up, self.down))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the packed weights take."""
+        return sum(weight.num_bytes for weight in (self.qkv, self.output, self.gate_up, self.down))
 
 
 def _layer_words(weights: LayerWeights) -> ctypes.Array[ctypes.c_int64]:
@@ -101,6 +106,7 @@ class FusedLayers:
         self._dtype = first.qkv.dtype
         self._width = first.qkv.out_features
         self._widest = max(layer.widest for layer in layers)
+        self._heavy = max(layer.num_bytes for layer in layers) >= _LONG_BYTES
         self._team = Team()
         self._step = words(Step, {Step.TEAM: self._team.address, Step.KIND: KINDS[self._dtype]})
         self._descriptions = [_layer_words(layer) for layer in layers]
@@ -127,7 +133,7 @@ class FusedLayers:
         """
         query, key, value = self._begin(hidden, cos, sin)
         step, start = self._step, self._team.run
-        region, long = between_attention_region.address, hidden.shape[0] >= _LONG_ROWS
+        region, long = between_attention_region.address, self._heavy or hidden.shape[0] >= _LONG_ROWS
         start(region, self._arguments[0], long=long)
         for i, layer in enumerate(self.layers):
             attended = attend(layer.index, query, key, value, None)

@@ -34,8 +34,8 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 """Element kinds the kernels know."""
 
 GATES = {"silu": SILU, "gelu_tanh": GELU_TANH}
-_LONG_ROWS = 64
-"""From this many rows on a product takes long enough to let other Python threads run."""
+_LONG_ROWS, _LONG_BYTES = 64, 64 << 20
+"""From this many rows, or bytes of weights, on a product takes long enough to let other Python threads run."""
 
 
 def packable(*linears: nn.Module) -> bool:
@@ -83,6 +83,11 @@ class PackedWeight:
         )
         self.address: int = ctypes.addressof(self._description)
         """Of the description that kernels read."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the packed values take."""
+        return self.panels.numel() * self.panels.element_size()
 
     @staticmethod
     def of(linears: Sequence[nn.Linear]) -> PackedWeight:
@@ -167,6 +172,7 @@ class PackedLinear(nn.Module):
         self.in_features = weight.in_features
         self.out_features = out_features or weight.out_features
         self._row_width = weight.out_features if gate is None else weight.out_features // 2
+        self._heavy = weight.num_bytes >= _LONG_BYTES
         mode = STORE if gate is None else GATES[gate]
         self._team = Team()
         self._block = words(
@@ -206,7 +212,7 @@ class PackedLinear(nn.Module):
         block[Product.SCRATCH] = area.address
         block[Product.SCRATCH_STRIDE] = area.stride
         block[Product.BLOCK_ROWS] = area.block_rows
-        self._team.run(linear_region.address, self._arguments, long=num_rows >= _LONG_ROWS)
+        self._team.run(linear_region.address, self._arguments, long=self._heavy or num_rows >= _LONG_ROWS)
         if self._row_width != self.out_features:
             out = out[:, : self.out_features]
         return out.view(*hidden_states.shape[:-1], self.out_features)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from specdec.target.linear import PackedEmbedding, PackedLinear, PackedWeight, packable
+from specdec.target.norm import FastNorm, NormWeight
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 DTYPES = [torch.float32, torch.bfloat16]
@@ -86,6 +87,25 @@ def test_the_weight_can_be_read_back(dtype: torch.dtype) -> None:
     assert torch.equal(PackedLinear(weight).weight, plain.weight)
     assert torch.equal(PackedEmbedding(weight, None)(index), plain.weight[index])
     assert torch.equal(PackedEmbedding(weight, torch.tensor(3.0, dtype=dtype))(index), plain.weight[index] * 3)
+
+
+def test_rows_outside_the_weight_are_an_error() -> None:
+    """Token ids out of range must not read other memory."""
+    weight = PackedWeight.of([linear(32, 40, torch.float32)])
+    for index in (-1, 40, 1 << 40):
+        with pytest.raises(IndexError, match=r"1 of the indices are not rows 0 to 39"):
+            weight.rows(torch.tensor([0, index]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_norm_in_front(rows: int, dtype: torch.dtype) -> None:
+    """The same bits as the norm and the linear one after the other."""
+    weight = nn.Parameter(torch.randn(64).to(dtype))
+    norm = NormWeight(weight, 1e-5, rounds_first=True)
+    packed = PackedLinear(PackedWeight.of([linear(64, 40, dtype)]))
+    x = torch.randn(rows, 64).to(dtype)
+    assert torch.equal(packed.normalized(norm, x), packed(FastNorm(norm, weight)(x)))
 
 
 def test_strided_input() -> None:

@@ -158,10 +158,11 @@ def test_a_lone_long_context_is_split_and_a_batch_is_not() -> None:
     """One request is spread over threads by chunks; many requests are not cut."""
     trees = torch.full((16,), -1).numpy()
     starts, lengths = torch.arange(17, dtype=torch.int32).numpy(), torch.full((16,), 2000, dtype=torch.int32).numpy()
-    tasks, merges = planning.cut(starts, lengths, trees, 3, 2, 2)
-    assert (len(tasks), len(merges)) == (16, 0)
-    tasks, merges = planning.cut(starts[:2], lengths[:1], trees[:1], 3, 2, 2)
-    assert (len(tasks), len(merges)) == (8, 1)
+    whole = planning.cut(starts, lengths, trees, 3, 2, 2)
+    assert (len(whole.tasks), len(whole.merges), whole.num_partials) == (16, 0, 0)
+    split = planning.cut(starts[:2], lengths[:1], trees[:1], 3, 2, 2)
+    assert (len(split.tasks), len(split.merges), split.num_partials) == (8, 1, 8)
+    assert whole.vectors == split.vectors == 3
 
 
 def test_slots_below_zero_are_not_written() -> None:

@@ -19,8 +19,9 @@ from specdec.cpu.dense import (
     rotate_head,
     widen_rows,
 )
-from specdec.cpu.simd import BFLOAT16, FLOAT32, kernel, word
-from specdec.cpu.team import barrier, share, thread_count, thread_index
+from specdec.cpu.simd import BFLOAT16, FLOAT32, get_int32, get_int64, kernel, put_int32, word
+from specdec.cpu.team import add_atomically, barrier, share, thread_count, thread_index
+from specdec.cpu.tiles import PANEL
 
 FEW_ROWS = 8
 """Up to this many rows, every thread prepares the left sides of products for itself."""
@@ -47,6 +48,27 @@ class Product(IntEnum):
     """As in `Step`, with one area."""
     SCRATCH_STRIDE = 11
     BLOCK_ROWS = 12
+    NORM = 13
+    """Address of the description of a norm that is applied to the input first, or 0."""
+
+
+class Gather(IntEnum):
+    """Words of the argument block of `gather_region`."""
+
+    TEAM = 0
+    PANELS = 1
+    """A packed weight (`specdec.cpu.tiles`)."""
+    ROW_WORDS = 2
+    """32-bit words per row of the original weight."""
+    INDEX = 3
+    """int64 [ROWS]: rows of the original weight."""
+    ROWS = 4
+    OUTPUT = 5
+    """[ROWS], ROW_WORDS words each."""
+    NUM_ROWS = 6
+    """Rows that the weight has."""
+    OUTSIDE = 7
+    """Counts indices that are not rows of the weight."""
 
 
 class Norm(IntEnum):
@@ -134,7 +156,11 @@ def _linear(block: int, row: int, end: int, thread: int, threads: int) -> None:
     together = end - row > FEW_ROWS
     left = shared if together else products + TILE_BYTES
     part, parts = (thread, threads) if together else (0, 1)
-    widen_rows(kind, source, in_stride, width, end - row, left, stride, part, parts)
+    norm = word(block, Product.NORM)
+    if norm != 0:
+        normalize(norm, kind, source, in_stride, end - row, left, stride, part, parts)
+    else:
+        widen_rows(kind, source, in_stride, width, end - row, left, stride, part, parts)
     if together:
         barrier(team, threads)
     project(
@@ -163,6 +189,22 @@ def linear_region(block: int) -> None:
     rows, step = word(block, Product.ROWS), word(block, Product.BLOCK_ROWS)
     for row in range(0, rows, step):
         _linear(block, row, min(row + step, rows), thread, threads)
+
+
+@region
+def gather_region(block: int) -> None:
+    """Rows of a packed weight in their original order, with its argument block `Gather`."""
+    team, rows, num_words = word(block, Gather.TEAM), word(block, Gather.ROWS), word(block, Gather.ROW_WORDS)
+    thread, threads = thread_index(team), thread_count(team)
+    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
+        index = get_int64(word(block, Gather.INDEX) + 8 * row)
+        if index < 0 or index >= word(block, Gather.NUM_ROWS):
+            add_atomically(block + 8 * Gather.OUTSIDE.value, 1)
+            continue
+        source = word(block, Gather.PANELS) + 4 * (index // PANEL * num_words * PANEL + index % PANEL)
+        out = word(block, Gather.OUTPUT) + 4 * row * num_words
+        for i in range(num_words):
+            put_int32(out + 4 * i, get_int32(source + 4 * PANEL * i))
 
 
 @region

@@ -9,6 +9,8 @@ import torch
 from specdec.target import bridge
 from specdec.target.compare import close
 from specdec.target.fused_layer import FusedDecoderLayer, FusedLayers
+from specdec.target.linear import PackedLinear
+from specdec.target.norm import FastNorm
 from specdec.target.parts import decoder_stack
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class RotaryTable:
 class FusedStack:
     """Embedding, fused decoder layers, final norm and logits of a model, with nothing in between."""
 
-    def __init__(self, decoder: Any, layers: nn.ModuleList, lm_head: nn.Module, rotary: RotaryTable) -> None:
+    def __init__(self, decoder: Any, layers: nn.ModuleList, lm_head: PackedLinear, rotary: RotaryTable) -> None:
         """Hold a model's parts; use `build`."""
         self._embed, self._norm, self._lm_head = decoder.embed_tokens, decoder.norm, lm_head
         self._layers = FusedLayers([layer.weights for layer in layers])  # type: ignore[misc]
@@ -73,7 +75,9 @@ class FusedStack:
         decoder, layers = decoder_stack(model, config.num_hidden_layers)
         head = model.get_output_embeddings()
         parts = [getattr(decoder, name, None) for name in ("embed_tokens", "norm", "rotary_emb")]
-        if head is None or None in parts or not all(isinstance(layer, FusedDecoderLayer) for layer in layers):
+        if None in parts or not all(isinstance(layer, FusedDecoderLayer) for layer in layers):
+            return None
+        if not isinstance(head, PackedLinear) or not isinstance(decoder.norm, FastNorm):
             return None
         if len({layer.weights.shape for layer in layers}) != 1:
             return None
@@ -122,8 +126,5 @@ class FusedStack:
             raise RuntimeError("the stack was called outside specdec.target.bridge.using")
         self._layers.run(stream, cos, sin, context.attend, tap if taps else None)
         final = self._norm(stream) if hidden else None
-        if final is None:
-            rows = self._norm(stream.index_select(0, logits_indices))
-        else:
-            rows = final.index_select(0, logits_indices)
-        return self._lm_head(rows), final, tuple(kept[index] for index in taps)
+        logits = self._lm_head.normalized(self._norm.norm_weight, stream.index_select(0, logits_indices))
+        return logits, final, tuple(kept[index] for index in taps)

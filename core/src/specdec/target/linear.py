@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from specdec.cpu.dense import GELU_TANH, LINEAR_WORDS, SILU, STORE
-from specdec.cpu.regions import Product, linear_region
+from specdec.cpu.regions import Gather, Product, gather_region, linear_region
 from specdec.cpu.scratch import reserve, words
 from specdec.cpu.simd import BFLOAT16, FLOAT32, LANES
 from specdec.cpu.team import Team
@@ -29,6 +29,8 @@ from specdec.target.kit import bias_or_zeros
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from specdec.target.norm import NormWeight
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 """Element kinds the kernels know."""
@@ -83,6 +85,16 @@ class PackedWeight:
         )
         self.address: int = ctypes.addressof(self._description)
         """Of the description that kernels read."""
+        self._team = Team()
+        self._gather = words(
+            Gather,
+            {
+                Gather.TEAM: self._team.address,
+                Gather.PANELS: panels.data_ptr(),
+                Gather.ROW_WORDS: panels.shape[1],
+                Gather.NUM_ROWS: self.out_features,
+            },
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -117,8 +129,21 @@ class PackedWeight:
 
         Returns:
             [..., in_features], a fresh tensor.
+
+        Raises:
+            IndexError: an index is outside the weight.
         """
-        return self.panels[index // PANEL, :, index % PANEL].view(self.dtype)
+        index = index.contiguous()
+        out = torch.empty(*index.shape, self.in_features, dtype=self.dtype)
+        block = self._gather
+        block[Gather.INDEX] = index.data_ptr()
+        block[Gather.ROWS] = index.numel()
+        block[Gather.OUTPUT] = out.data_ptr()
+        block[Gather.OUTSIDE] = 0
+        self._team.run(gather_region.address, ctypes.addressof(block))
+        if block[Gather.OUTSIDE]:
+            raise IndexError(f"{block[Gather.OUTSIDE]} of the indices are not rows 0 to {self.out_features - 1}")
+        return out
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -195,6 +220,13 @@ class PackedLinear(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of the weight."""
+        return self._multiply(hidden_states, 0)
+
+    def normalized(self, norm: NormWeight, hidden_states: Tensor) -> Tensor:
+        """The output for the RMS norm of ``hidden_states``, in one region."""
+        return self._multiply(hidden_states, norm.address)
+
+    def _multiply(self, hidden_states: Tensor, norm: int) -> Tensor:
         rows = hidden_states.reshape(-1, self.in_features)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
@@ -206,6 +238,7 @@ class PackedLinear(nn.Module):
         block, size = self._block, rows.element_size()
         block[Product.INPUT] = rows.data_ptr()
         block[Product.INPUT_STRIDE] = rows.stride(0) * size
+        block[Product.NORM] = norm
         block[Product.ROWS] = num_rows
         block[Product.OUTPUT] = out.data_ptr()
         block[Product.OUTPUT_STRIDE] = self._row_width * size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -12,6 +12,7 @@ from specdec_attention_cpu.kernels import CHUNK, MAX_VECTORS, MERGE_WORDS, TASK_
 
 _INT32, _INT64, _BYTES = types.int32[::1], types.int64[::1], types.uint8[::1]
 _TABLE = types.int64[:, ::1]
+_CUT = types.Tuple((_TABLE, _TABLE, types.int64, types.int64))
 
 
 @compiled(types.int64(_INT32, _INT32, _INT64))
@@ -44,55 +45,60 @@ def _fill_trees(query_start_loc: Any, parents: Any, offsets: Any, matrices: Any)
             matrices[own + row] = 1
 
 
-@compiled(types.UniTuple(_TABLE, 2)(_INT32, _INT32, _INT64, _INT64, types.int64, types.int64, types.int64))
-def _cut(
-    query_start_loc: Any, seq_lens: Any, order: Any, trees: Any, group: int, kv_heads: int, threads: int
-) -> tuple[Any, Any]:
+@compiled(_CUT(_INT32, _INT32, _INT64, _INT64, types.int64, types.int64, types.int64))
+def _cut(query_start_loc: Any, seq_lens: Any, order: Any, trees: Any, group: int, kv_heads: int, threads: int) -> Any:
     """See `cut`."""
     rows_per_item = max(1, MAX_VECTORS // group)
-    total_cost, num_tasks, num_chunks = 0, 0, 0
-    for request in range(len(order)):
-        rows, length = query_start_loc[request + 1] - query_start_loc[request], seq_lens[request]
-        blocks, chunks = (rows + rows_per_item - 1) // rows_per_item, (length + CHUNK - 1) // CHUNK
-        total_cost += rows * chunks * kv_heads
-        num_tasks += blocks * chunks
-        num_chunks += blocks
-    tasks = np.empty((num_tasks, TASK_WORDS), np.int64)
-    merges = np.empty((num_chunks, MERGE_WORDS), np.int64)
-    task, merge, partial = 0, 0, 0
+    total_cost, most_tasks, most_merges = 0, 0, 0
     for request in order:
-        first, length = query_start_loc[request], seq_lens[request]
-        rows = query_start_loc[request + 1] - first
-        for first_row in range(0, rows, rows_per_item):
-            end_row = min(rows, first_row + rows_per_item)
-            context = length - rows
-            chunks = (context + end_row + CHUNK - 1) // CHUNK
-            split = chunks > 1 and 2 * threads * (end_row - first_row) * chunks > total_cost
-            pieces = chunks if split else 1
-            for piece in range(pieces):
-                tasks[task, 0], tasks[task, 1], tasks[task, 2], tasks[task, 3] = request, first, first_row, end_row
-                tasks[task, 4], tasks[task, 5] = context, length
-                tasks[task, 6], tasks[task, 7] = (piece, piece + 1) if split else (0, chunks)
-                tasks[task, 8] = partial + piece if split else -1
-                tasks[task, 9], tasks[task, 10] = trees[request], rows
-                task += 1
+        rows = query_start_loc[request + 1] - query_start_loc[request]
+        blocks, chunks = (rows + rows_per_item - 1) // rows_per_item, (seq_lens[request] + CHUNK - 1) // CHUNK
+        total_cost += rows * chunks * kv_heads
+        most_tasks += blocks * chunks
+        most_merges += blocks
+    tasks = np.empty((most_tasks, TASK_WORDS), np.int64)
+    merges = np.empty((most_merges, MERGE_WORDS), np.int64)
+    num_tasks, num_merges, num_partials, most_rows = 0, 0, 0, 0
+    for request in order:
+        start, length = np.int64(query_start_loc[request]), np.int64(seq_lens[request])
+        rows = query_start_loc[request + 1] - start
+        context = length - rows
+        for first in range(0, rows, rows_per_item):
+            end = min(rows, first + rows_per_item)
+            chunks = (context + end + CHUNK - 1) // CHUNK
+            split = chunks > 1 and 2 * threads * (end - first) * chunks > total_cost
+            most_rows = max(most_rows, end - first)
+            for piece in range(chunks if split else 1):
+                of_chunk = (piece, piece + 1, num_partials + piece) if split else (0, chunks, -1)
+                values = (request, start, first, end, context, length, *of_chunk, trees[request], rows)
+                for i in range(TASK_WORDS):
+                    tasks[num_tasks, i] = values[i]
+                num_tasks += 1
             if split:
-                merges[merge, 0], merges[merge, 1] = first + first_row, end_row - first_row
-                merges[merge, 2], merges[merge, 3] = partial, pieces
-                merge += 1
-                partial += pieces
-    return tasks[:task], merges[:merge]
+                for i, value in enumerate((start + first, end - first, num_partials, chunks)):
+                    merges[num_merges, i] = value
+                num_merges += 1
+                num_partials += chunks
+    return tasks[:num_tasks], merges[:num_merges], num_partials, most_rows * group
+
+
+class Cut(NamedTuple):
+    """A step's attention cut into items."""
+
+    tasks: np.ndarray
+    """int64 [tasks, TASK_WORDS], the words of `kernels.Task` in order; long contexts first."""
+    merges: np.ndarray
+    """int64 [merges, MERGE_WORDS], the words of `kernels.Merge` in order."""
+    num_partials: int
+    """Partial results that the merges read."""
+    vectors: int
+    """The most query vectors of a task."""
 
 
 def cut(
-    query_start_loc: np.ndarray,
-    seq_lens: np.ndarray,
-    trees: np.ndarray,
-    group: int,
-    kv_heads: int,
-    threads: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The tasks of a step, long contexts first, and the merges of those that are split.
+    query_start_loc: np.ndarray, seq_lens: np.ndarray, trees: np.ndarray, group: int, kv_heads: int, threads: int
+) -> Cut:
+    """Cut a step into tasks, and say what must be merged afterwards.
 
     A request's rows are taken ``MAX_VECTORS // group`` at a time. A task that would keep one thread busy for more than
     half its fair share is split into its chunks.
@@ -104,12 +110,9 @@ def cut(
         group: query heads per K/V head.
         kv_heads: number of K/V heads.
         threads: how many threads will share the work.
-
-    Returns:
-        int64 [tasks, TASK_WORDS] (`kernels.Task`) and int64 [merges, MERGE_WORDS] (`kernels.Merge`).
     """
     order = np.argsort(-seq_lens, kind="stable")
-    return _cut(query_start_loc, seq_lens, order, trees, group, kv_heads, threads)
+    return Cut(*_cut(query_start_loc, seq_lens, order, trees, group, kv_heads, threads))
 
 
 def ancestor_matrices(query_start_loc: np.ndarray, parents: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

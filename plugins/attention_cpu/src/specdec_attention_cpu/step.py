@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -82,12 +83,11 @@ class StepPlan:
 
     def _build(self, shape: Shape) -> StepBlock:
         batch, group = self._batch, shape.num_heads // shape.num_kv_heads
-        tasks, merges = cut(
+        tasks, merges, num_partials, vectors = cut(
             self._query_start_loc, self._seq_lens, self._tree_offsets, group, shape.num_kv_heads, self._threads
         )
-        vectors = group * int((tasks[:, 3] - tasks[:, 2]).max())
         layout = _scratch_layout(vectors, shape)
-        num_partials = int(merges[:, 3].sum()) * shape.num_kv_heads
+        partial_bytes = num_partials * shape.num_kv_heads * vectors * layout[Step.RESULT_STRIDE]
         block = words(
             Step,
             layout
@@ -110,7 +110,7 @@ class StepPlan:
                 Step.TREES: self._matrices.ctypes.data,
                 Step.VECTORS: vectors,
                 Step.SCRATCH: self._memory.scratch(layout[Step.SCRATCH_STRIDE] * self._threads),
-                Step.PARTIALS: self._memory.partials(num_partials * vectors * layout[Step.RESULT_STRIDE]),
+                Step.PARTIALS: self._memory.partials(partial_bytes),
             },
         )
         return StepBlock(block, (tasks, merges))
@@ -144,6 +144,7 @@ class StepBlock:
         self._inputs = (inputs[0], inputs[1], inputs[2])
 
 
+@lru_cache(maxsize=64)
 def _scratch_layout(vectors: int, shape: Shape) -> dict[Step, int]:
     """Offsets of the parts of a thread's scratch for items of this many query vectors; sized for float32 caches."""
     padded, v_padded = _round_up(shape.head_dim, PANEL), _round_up(shape.v_head_dim, PANEL)

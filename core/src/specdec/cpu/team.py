@@ -10,7 +10,9 @@ busy machine takes the core from the very thread it waits for. Here it spins for
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from specdec.cpu.tiles import TEAM_TILE_ENTRY, tile_entry
 
 _MAPS = Path("/proc/self/maps")
 _X86 = platform.machine() in ("x86_64", "AMD64")
+_WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SPINS = 1000
 """Pauses at a barrier before the thread yields its core; some tens of microseconds."""
 
@@ -56,6 +59,7 @@ def _runtime() -> _Runtime | None:
     for start in (library.GOMP_parallel, holding_gil.GOMP_parallel):
         start.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         start.restype = None
+    _limit_waiting(library)
     return _Runtime(
         library.GOMP_parallel,
         holding_gil.GOMP_parallel,
@@ -63,6 +67,33 @@ def _runtime() -> _Runtime | None:
         _address(library.omp_get_num_threads),
         _address(ctypes.CDLL(None).sched_yield),
     )
+
+
+def _limit_waiting(library: Any) -> None:
+    """Let threads that wait between regions sleep after some tens of microseconds.
+
+    By default they spin for ten milliseconds and more (libgomp) or 200 (libomp), and where another process takes a
+    core, every region of a forward pass waits that long: with one busy neighbour on two cores, a step took a hundred
+    times as long as alone, and three times as long with this limit. Settings of the user's own stand.
+
+    libomp has a call for it. libgomp shortens waiting when it manages more threads than there are cores, so one idle
+    team more is started, and kept by a thread that sleeps.
+    """
+    if any(name in os.environ for name in _WAIT_SETTINGS):
+        return
+    if hasattr(library, "kmp_set_blocktime"):
+        library.kmp_set_blocktime(1)
+        return
+    started = threading.Event()
+
+    def hold_a_team() -> None:
+        # Any entry point without effects serves as the region.
+        library.GOMP_parallel(_address(library.omp_get_thread_num), None, 2, 0)
+        started.set()
+        threading.Event().wait()
+
+    threading.Thread(target=hold_a_team, name="specdec-openmp", daemon=True).start()
+    started.wait()
 
 
 def _address(entry: Any) -> int:

@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 kernel = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""Decorator of functions that other kernels call; entry points are `cfunc`s."""
+"""Decorator of functions that other kernels call; `specdec.cpu.compile` makes entry points."""
 
 LANES = 16
 FLOAT32, BFLOAT16 = 0, 1
@@ -148,22 +148,6 @@ def fma(_context: Any, a: Any, b: Any, c: Any) -> Any:
 def broadcast(_context: Any, value: Any) -> Any:
     """A vector with the float32 ``value`` in every lane."""
     return Vec(types.float32), lambda _c, builder, _s, args: splat(builder, args[0], V16F)
-
-
-@intrinsic
-def lane_index(_context: Any) -> Any:
-    """0.0, 1.0, … 15.0."""
-    return Vec(), lambda _c, _b, _s, _a: ir.Constant(V16F, [float(i) for i in range(LANES)])
-
-
-@intrinsic
-def first_lanes(_context: Any, count: Any, inside: Any, outside: Any) -> Any:
-    """The first ``count`` lanes of ``inside``, the others of ``outside``."""
-
-    def generate(_c: Any, builder: Any, _s: Any, args: Any) -> Any:
-        return builder.select(_lanes_below(builder, args[0]), args[1], args[2])
-
-    return Vec(types.intp, Vec, Vec), generate
 
 
 @intrinsic

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from specdec.cpu import team as team_module
 from specdec.cpu.compile import region
 from specdec.cpu.simd import get_int64, put_int64
-from specdec.cpu.team import Team, _library_path, barrier, share, thread_count, thread_index
+from specdec.cpu.team import Team, barrier, share, thread_count, thread_index
 
 
 @region
@@ -63,11 +60,6 @@ def test_a_busy_machine_cannot_stop_a_barrier() -> None:
     assert block[1:7, 1].tolist() == [36] * 6
 
 
-def test_takes_torchs_own_threads() -> None:
-    """The OpenMP library in use is the one that torch has loaded."""
-    assert str(Path(torch.__file__).parent) in (_library_path() or "")
-
-
 def test_shares_cover_everything_once() -> None:
     """Shares of any number of items among any number of threads are consecutive and complete."""
     for count in (0, 1, 5, 18):
@@ -75,40 +67,3 @@ def test_shares_cover_everything_once() -> None:
             starts = [share.py_func(count, i, threads) for i in range(threads + 1)]
             assert starts == sorted(starts)
             assert (starts[0], starts[-1]) == (0, count)
-
-
-class _Library:
-    """An OpenMP library that counts what is asked of it."""
-
-    def __init__(self, **entries: Any) -> None:
-        self.asked: list[Any] = []
-        self.omp_get_thread_num = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
-        self.GOMP_parallel = lambda *arguments: self.asked.append(arguments[1:])
-        vars(self).update(entries)
-
-
-def test_waiting_is_limited_by_an_idle_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    """libgomp: one team of two more, whose threads sleep."""
-    for name in team_module._WAIT_SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    library = _Library()
-    team_module._limit_waiting(library)
-    assert library.asked == [(None, 2, 0)]
-
-
-def test_waiting_is_limited_by_a_call_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """libomp can be told."""
-    for name in team_module._WAIT_SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    told: list[int] = []
-    library = _Library(kmp_set_blocktime=told.append)
-    team_module._limit_waiting(library)
-    assert (told, library.asked) == ([1], [])
-
-
-def test_the_users_own_setting_of_waiting_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever sets OpenMP's waiting by the environment gets that."""
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    library = _Library()
-    team_module._limit_waiting(library)
-    assert library.asked == []

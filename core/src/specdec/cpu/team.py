@@ -10,11 +10,8 @@ busy machine takes the core from the very thread it waits for. Here it spins for
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
-import threading
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +21,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from specdec.cpu.openmp import library_path
 from specdec.cpu.simd import I32, I64, at, function, get_int64, kernel, put_int64
 from specdec.cpu.tiles import TEAM_TILE_ENTRY, tile_entry
 
-_MAPS = Path("/proc/self/maps")
 _X86 = platform.machine() in ("x86_64", "AMD64")
-_WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SPINS = 1000
 """Pauses at a barrier before the thread yields its core; some tens of microseconds."""
 
@@ -52,14 +48,13 @@ class _Runtime:
 @cache
 def _runtime() -> _Runtime | None:
     """The OpenMP runtime loaded into this process, torch's own if there are several."""
-    path = _library_path()
+    path = library_path()
     if path is None:
         return None
     library, holding_gil = ctypes.CDLL(path), ctypes.PyDLL(path)
     for start in (library.GOMP_parallel, holding_gil.GOMP_parallel):
         start.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         start.restype = None
-    _limit_waiting(library)
     return _Runtime(
         library.GOMP_parallel,
         holding_gil.GOMP_parallel,
@@ -69,44 +64,8 @@ def _runtime() -> _Runtime | None:
     )
 
 
-def _limit_waiting(library: Any) -> None:
-    """Let threads that wait between regions sleep after some tens of microseconds.
-
-    By default they spin for ten milliseconds and more (libgomp) or 200 (libomp), and where another process takes a
-    core, every region of a forward pass waits that long: with one busy neighbour on two cores, a step took a hundred
-    times as long as alone, and three times as long with this limit. Settings of the user's own stand.
-
-    libomp has a call for it. libgomp shortens waiting when it manages more threads than there are cores, so one idle
-    team more is started, and kept by a thread that sleeps.
-    """
-    if any(name in os.environ for name in _WAIT_SETTINGS):
-        return
-    if hasattr(library, "kmp_set_blocktime"):
-        library.kmp_set_blocktime(1)
-        return
-    started = threading.Event()
-
-    def hold_a_team() -> None:
-        # Any entry point without effects serves as the region.
-        library.GOMP_parallel(_address(library.omp_get_thread_num), None, 2, 0)
-        started.set()
-        threading.Event().wait()
-
-    threading.Thread(target=hold_a_team, name="specdec-openmp", daemon=True).start()
-    started.wait()
-
-
 def _address(entry: Any) -> int:
     return ctypes.cast(entry, ctypes.c_void_p).value or 0
-
-
-def _library_path() -> str | None:
-    if not _MAPS.exists():
-        return None
-    loaded = {line.split(maxsplit=5)[-1].strip() for line in _MAPS.read_text().splitlines() if ".so" in line}
-    runtimes = sorted(path for path in loaded if Path(path).name.startswith(("libgomp", "libomp", "libiomp")))
-    own = [path for path in runtimes if path.startswith(str(Path(torch.__file__).parent))]
-    return next(iter(own or runtimes), None)
 
 
 class Team:

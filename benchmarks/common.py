@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,10 @@ class PeerError(Exception):
 
 
 class PeerProcess:
-    """An engine in a process of its own; see `peers/protocol.py`."""
+    """An engine in a process of its own; see `peers/protocol.py`.
+
+    It is stopped (SIGSTOP) except while it answers: engines wait for work by spinning, which would slow the others.
+    """
 
     def __init__(self, name: str, script: str, python: str, environ: Mapping[str, str] | None = None) -> None:
         self.name = name
@@ -34,6 +39,7 @@ class PeerProcess:
             text=True,
             encoding="utf-8",
             env={**os.environ, **(environ or {})},
+            start_new_session=True,
         )
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
@@ -44,13 +50,16 @@ class PeerProcess:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._signal(signal.SIGCONT)
         try:
             self._process.stdin.write(json.dumps({"op": op, **request}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # the empty answer below says it
         line = self._process.stdout.readline()
+        self._signal(signal.SIGSTOP)
         if not line:
+            self._signal(signal.SIGCONT)
             raise PeerError(f"{self.name}: the process ended with code {self._process.wait()} during {op!r}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
@@ -58,13 +67,18 @@ class PeerProcess:
         return answer
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and its children."""
+        self._signal(signal.SIGCONT)
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
 
 def read_conversations(name: str, count: int, *, spread: bool = False) -> list[list[dict[str, str]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from specdec.cpu.openmp import limit_waiting
 from specdec.version import __version__
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _HOMES = {
     "RequestOutput": "specdec.outputs",
     "SamplingParams": "specdec.sampling.params",
 }
+
+limit_waiting()
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from specdec.cpu.openmp import release_threads
 from specdec.errors import EngineDeadError
 from specdec.sampling.params import SamplingParams
 
@@ -63,6 +64,7 @@ class AsyncLLM:
         self._stopping = False
         self._stopped = False
         self._fault: BaseException | None = None
+        release_threads()  # this thread has loaded the model; from now on another one runs it
         self._thread = threading.Thread(target=self._loop, name="specdec-engine", daemon=True)
         self._thread.start()
 

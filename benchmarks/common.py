@@ -104,7 +104,7 @@ def write_result(name: str, result: dict[str, Any], out: str | None) -> Path:
     whole = {
         "benchmark": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(part).name if Path(part).is_absolute() else part for part in sys.argv],
         "machine": describe_machine(),
         **result,
     }

@@ -27,7 +27,7 @@ class VllmPeer(Peer):
         )
         return {
             "versions": {"vllm": vllm.__version__, "torch": torch.__version__},
-            "preload": os.environ.get("LD_PRELOAD", ""),
+            "preload": [os.path.basename(path) for path in os.environ.get("LD_PRELOAD", "").split(":") if path],
         }
 
     def generate(self, prompts, settings):

@@ -176,6 +176,14 @@ def test_cache_root(monkeypatch, tmp_path):
     assert cache_root() == Path.home() / ".cache" / "specdec"
 
 
+def test_a_cache_of_a_user_who_does_not_exist(monkeypatch):
+    with pytest.raises(ConfigError, match="no-such-user-x"):
+        cache_root("~no-such-user-x/cache")
+    monkeypatch.setenv("SPECDEC_CACHE", "~no-such-user-x")
+    with pytest.raises(ConfigError, match="SPECDEC_CACHE"):
+        cache_root()
+
+
 def test_a_failed_entry_leaves_nothing(tmp_path):
     entry = tmp_path / "entry"
 

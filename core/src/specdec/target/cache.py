@@ -15,13 +15,23 @@ if TYPE_CHECKING:
 
 
 def cache_root(cache_dir: str | None = None) -> Path:
-    """The cache directory: the argument, else ``$SPECDEC_CACHE``, else ``specdec`` below the user's cache directory."""
-    if cache_dir is not None:
-        return Path(cache_dir).expanduser()
-    if "SPECDEC_CACHE" in os.environ:
-        return Path(os.environ["SPECDEC_CACHE"]).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "specdec"
+    """The cache directory: the argument, else ``$SPECDEC_CACHE``, else ``specdec`` below the user's cache directory.
+
+    Raises:
+        ConfigError: it lies in the home directory of a user who does not exist.
+    """
+    named = cache_dir if cache_dir is not None else os.environ.get("SPECDEC_CACHE")
+    try:
+        if named is not None:
+            return Path(named).expanduser()
+        base = os.environ.get("XDG_CACHE_HOME")
+        return (Path(base) if base else Path.home() / ".cache") / "specdec"
+    except RuntimeError as error:  # no such user, or no home directory
+        raise ConfigError(
+            f"the cache directory {named or '~/.cache/specdec'} cannot be found ({error}); set cache_dir or "
+            "SPECDEC_CACHE to a directory that can be written",
+            path="cache_dir",
+        ) from error
 
 
 @contextmanager

@@ -130,6 +130,17 @@ def test_no_more_requests_run_than_max_num_seqs() -> None:
     assert len(scheduler.waiting) == 3
 
 
+def test_lookahead_slots_are_reserved_behind_a_draft() -> None:
+    kv_cache = KVCacheManager(64, 4, enable_prefix_caching=False)
+    scheduler = Scheduler(kv_cache, max_num_seqs=2, max_num_batched_tokens=16, num_lookahead_slots=6)
+    request = make_request("a", 3)
+    scheduler.add(request)
+    commit(scheduler.schedule())
+    request.draft = RequestDraft([5, 6])
+    scheduler.schedule()
+    assert len(request.block_ids) * 4 >= 3 + 1 + 2 + 6
+
+
 @pytest.mark.parametrize("accepted", [0, 1, 3])
 def test_blocks_return_after_finish_whatever_was_accepted(accepted: int) -> None:
     scheduler = make_scheduler(num_blocks=16, block_size=2)

@@ -105,7 +105,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
         ),
         builder=BatchBuilder(
             max_num_seqs=config.max_num_seqs,
-            max_model_len=context.max_model_len,
+            max_model_len=context.max_model_len + needs.lookahead_slots,
             block_size=config.block_size,
             device=target.device,
         ),
@@ -113,7 +113,13 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
         committer=Committer(kv_cache, LogprobsComputer(config.logprobs_mode, target.tokenizer), cache),
         drafting=None if proposer is None else _drafting(config, context, proposer, label),
         stat_loggers=tuple(
-            registry.create("stat_logger", name, "stat_logger", config=config, engine=context)
+            registry.create(
+                "stat_logger",
+                name,
+                "stat_logger",
+                config=registry.plugin_config("stat_logger", name, {}),
+                engine=context,
+            )
             for name in config.stat_loggers
         ),
     )

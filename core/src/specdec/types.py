@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from specdec.registry import Registry
     from specdec.sampling.params import SamplingParams
 
 PLACEHOLDER_TOKEN_ID = -1
@@ -277,6 +278,11 @@ class EngineContext:
     tokenizer: Any = None
     settings: Mapping[str, Any] = field(factory=dict)
     """The whole effective configuration as plain values, read-only."""
+    registry: Registry | None = None
+    """The engine's plugins, for a factory that builds others: a proposer made of proposers
+    (``registry.plugin_config("proposer", name, options)``, then ``registry.create("proposer", name, "propose",
+    config=..., engine=...)``) or one that runs heads (``registry.create("head", "eagle3.llama", "draft_head", ...)``).
+    Call it in factories only; None where a factory runs without an engine."""
 
 
 @frozen(kw_only=True)

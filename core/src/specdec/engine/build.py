@@ -68,7 +68,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     method, options = _select_method(config, registry) if proposer is None else (None, None)
     target = load_target(config)
     num_blocks = _num_blocks(config, target)
-    context = _context(config, target, _max_model_len(config, target, num_blocks))
+    context = _context(config, registry, target, _max_model_len(config, target, num_blocks))
     verifier: Verifier = registry.create(
         "verifier",
         config.verifier,
@@ -148,7 +148,7 @@ def _select_method(config: EngineConfig, registry: Registry) -> tuple[str | None
     return method, registry.plugin_config("proposer", method, options)
 
 
-def _context(config: EngineConfig, target: TargetModel, max_model_len: int) -> EngineContext:
+def _context(config: EngineConfig, registry: Registry, target: TargetModel, max_model_len: int) -> EngineContext:
     return EngineContext(
         target_info=target.info,
         device=target.device.type,
@@ -161,6 +161,7 @@ def _context(config: EngineConfig, target: TargetModel, max_model_len: int) -> E
         target=target,
         tokenizer=target.tokenizer,
         settings=attrs.asdict(config),
+        registry=registry,
     )
 
 

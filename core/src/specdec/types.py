@@ -72,7 +72,8 @@ class PackedBatch:
     seq_lens: Tensor
     """int32 [B]: K/V entries each request has once this batch is written."""
     block_tables: Tensor
-    """int32 [B, max blocks]: the requests' block ids; rows are padded with 0."""
+    """int32 [B, blocks]: the requests' block ids; wide enough for ``max_seq_len`` and the lookahead slots. Entries past
+    a request's own blocks mean nothing."""
     logits_indices: Tensor
     """int64 [R]: which of the T tokens need logits."""
     max_query_len: int
@@ -95,6 +96,45 @@ class TargetOutput:
 
 
 @frozen(eq=False, kw_only=True)
+class ComputedStep:
+    """The target's last step as a proposer sees it after commit, with B' requests: all that were in it.
+
+    These are the requests that sampled, those that computed a prefill chunk, and those that ended in this step. An
+    ended request's blocks have been released, but nothing writes to them before the next step is scheduled; until then
+    they may be found by their block tables, as the cached blocks that other requests will share.
+
+    "Kept" are the tokens of ``batch`` that are part of the text now: known tokens (prefill, the last committed token)
+    and accepted draft tokens. In a tree these are the nodes of the accepted path, whose slots in ``batch`` are not
+    those of their positions: K/V of position p belongs into slot
+    ``block_tables[r, p // block_size] * block_size + p % block_size``.
+    """
+
+    batch: PackedBatch
+    """The batch that was run. Its block tables reach over the lookahead slots of requests that sampled."""
+    target: TargetOutput
+    """The target's output for ``batch``."""
+    request_ids: tuple[str, ...]
+    token_ids: tuple[np.ndarray, ...]
+    """int64 [n_r] per request, read-only views: prompt and output, this step's tokens included."""
+    num_computed: np.ndarray
+    """int32 [B']: leading positions of each request with valid K/V of the target."""
+    first_position: np.ndarray
+    """int32 [B']: the first position that this step computed. A new request's is above 0 when cached blocks hold its
+    beginning."""
+    num_preemptions: np.ndarray
+    """int32 [B']: how often the request has been preempted; when it has grown, the request has other blocks."""
+    kept: np.ndarray
+    """int64 [K]: indices into the T tokens of ``batch`` of those that are kept, request after request, by position: for
+    request r positions ``first_position[r]`` to ``num_computed[r] - 1``."""
+    kept_start: np.ndarray
+    """int32 [B' + 1]: request r has ``kept[kept_start[r] : kept_start[r + 1]]``."""
+    samples: np.ndarray
+    """bool [B']: whether the request emitted tokens (a prefill chunk but the last does not)."""
+    finished: np.ndarray
+    """bool [B']: whether it ended in this step."""
+
+
+@frozen(eq=False, kw_only=True)
 class ProposalInput:
     """What a proposer sees once per step, after commit: the requests that can take a draft."""
 
@@ -105,14 +145,9 @@ class ProposalInput:
     """int32 [B]: the most tokens each request can use; a longer draft breaks the contract."""
     sampling: tuple[SamplingParams, ...] = ()
     seeds: tuple[int, ...] = ()
-    batch: PackedBatch | None = None
-    """The batch just verified; present when the proposer needs hidden states."""
-    target: TargetOutput | None = None
-    """The target's output for ``batch``; present when the proposer needs hidden states."""
-    batch_rows: np.ndarray | None = None
-    """int32 [B]: the index in ``batch`` of each request."""
-    num_accepted_tokens: np.ndarray | None = None
-    """int32 [B]: how many draft tokens of the last step were kept."""
+    computed: ComputedStep | None = None
+    """What the target computed in the step just committed; present when the proposer needs every step, hidden states or
+    tapped layers."""
     token_pointers: np.ndarray | None = None
     """int64 [B]: address of the first of each request's `token_ids`, when the engine knows it without asking NumPy."""
     num_tokens: np.ndarray | None = None
@@ -183,8 +218,15 @@ class Needs:
 
     token_history: bool = True
     hidden_states: bool = False
+    every_step: bool = False
+    """`Proposer.propose` is also called after steps in which no request can take a draft (B = 0), and every request is
+    started before it is first computed: for proposers whose own K/V or state follows all tokens."""
     lookahead_slots: int = 0
-    """KV slots beyond the scheduled tokens that the proposer writes to while it drafts."""
+    """KV slots beyond the scheduled tokens that the proposer writes to while it drafts. Of a request for which they
+    could not be reserved no draft is asked."""
+    next_token: bool = False
+    """The proposer's K/V of a position also depends on the token after it (EAGLE): a request that shares cached blocks
+    computes the last of them again, because another token may follow there."""
     aux_layers: tuple[int, ...] = ()
     """Indices of decoder layers whose output hidden states are tapped."""
 
@@ -196,6 +238,11 @@ class ProposerCapabilities:
     trees: bool = False
     draft_probs: bool = False
     variable_length: bool = True
+
+
+DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic", "coupled")
+"""How a model-based proposer picks its draft tokens: the values of the option `draft_sample_method`; see
+`specdec.drafting.sampling.DraftSampler`."""
 
 
 @frozen(kw_only=True)

@@ -33,29 +33,60 @@ def sample(logits: Tensor, rows: RowLayout | Rows, batch: SamplingBatch, purpose
         or without any token left. There is no host synchronisation.
     """
     if logits.device.type == "cpu":
-        return _choose_on_cpu(logits, rows, batch, purpose)
+        return _choose_on_cpu(
+            logits, rows.request_index.numpy(), batch.temperature, batch.seeds, rows.positions, int(purpose)
+        )
     return choose_anywhere(logits, rows, batch, purpose)
+
+
+def draw(
+    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, purpose: int = noise.Purpose.SAMPLE
+) -> Tensor:
+    """What `sample` does, with the parameters given by row; for callers without requests, such as proposers.
+
+    Args:
+        logits: [R, V], any float dtype.
+        temperature: float32 [R]; 0 for the largest logit.
+        seeds: int64 [R].
+        positions: int64 [R].
+        purpose: the noise stream.
+
+    Returns:
+        int64 [R], as `sample`.
+    """
+    if logits.device.type == "cpu":
+        return _choose_on_cpu(logits, np.arange(logits.shape[0]), temperature, seeds, positions, int(purpose))
+    return _draw_anywhere(logits, temperature, seeds, positions, purpose)
 
 
 def choose_anywhere(
     logits: Tensor, rows: RowLayout | Rows, batch: SamplingBatch, purpose: int = noise.Purpose.SAMPLE
 ) -> Tensor:
     """What `sample` does, in plain torch: the reference, and the path of devices other than CPUs."""
+    temperature = batch.temperature[rows.request_index]
+    return _draw_anywhere(
+        logits, temperature, batch.seeds[rows.request_index], rows.positions, purpose, all_greedy=batch.all_greedy
+    )
+
+
+def _draw_anywhere(
+    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, purpose: int, *, all_greedy: bool = False
+) -> Tensor:
     tokens = logits.argmax(dim=-1)
     best = logits.gather(1, tokens[:, None])[:, 0]
     fault = best.isnan()
-    if not batch.all_greedy:
-        temperature = batch.temperature[rows.request_index]
+    if not all_greedy:
         random = temperature > 0
-        seeds = batch.seeds[rows.request_index]
-        drawn, score = noise.race(logits, temperature.where(random, 1.0), seeds, rows.positions, purpose)
+        drawn, score = noise.race(logits, temperature.where(random, 1.0), seeds, positions, purpose)
         tokens = torch.where(random, drawn, tokens)
         fault |= random & (score.isnan() | (score == torch.inf))
     tokens = tokens.masked_fill(best == -torch.inf, NO_TOKEN_LEFT)
     return tokens.masked_fill(fault, NAN_LOGITS)
 
 
-def _choose_on_cpu(logits: Tensor, rows: RowLayout | Rows, batch: SamplingBatch, purpose: int) -> Tensor:
+def _choose_on_cpu(
+    logits: Tensor, request_index: np.ndarray, temperature: Tensor, seeds: Tensor, positions: Tensor, purpose: int
+) -> Tensor:
     from specdec.sampling.cpu.choose import choose_tokens
 
     if logits.dtype == torch.bfloat16:
@@ -65,10 +96,10 @@ def _choose_on_cpu(logits: Tensor, rows: RowLayout | Rows, batch: SamplingBatch,
     out = np.empty(len(values), dtype=np.int64)
     choose_tokens(
         values,
-        rows.request_index.numpy(),
-        batch.temperature.numpy(),
-        batch.seeds.numpy(),
-        rows.positions.numpy(),
+        request_index,
+        temperature.contiguous().numpy(),
+        seeds.contiguous().numpy(),
+        positions.contiguous().numpy(),
         np.uint32(purpose),
         out,
     )

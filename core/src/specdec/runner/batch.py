@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specdec.engine.plan import Plan, ScheduledRequest
-    from specdec.engine.request import Request
+    from specdec.engine.request import Request, RequestDraft
 
 
 @frozen(eq=False)
@@ -57,10 +57,19 @@ class StepBatch:
 class BatchBuilder:
     """Builds step batches; keeps the block tables of running requests between steps."""
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        num_lookahead_slots: int = 0,
+    ) -> None:
         self._block_size = block_size
         self._device = device
-        max_blocks = -(-(max_model_len + 1) // block_size)
+        self._num_lookahead_slots = num_lookahead_slots
+        max_blocks = -(-(max_model_len + num_lookahead_slots + 1) // block_size)
         self._block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self._row_owner: list[tuple[Request, int] | None] = [None] * max_num_seqs
         self._row_length = [0] * max_num_seqs
@@ -92,7 +101,7 @@ class BatchBuilder:
         positions, parents = _tree_positions(scheduled, offsets, slot_positions)
         seq_lens = starts + lengths
         max_seq_len = int(seq_lens.max())
-        block_tables = self._block_tables[rows, : -(-max_seq_len // self._block_size)]
+        block_tables = self._block_tables[rows, : -(-(max_seq_len + self._num_lookahead_slots) // self._block_size)]
 
         sampling_rows = np.array([i for i, share in enumerate(scheduled) if share.samples], dtype=np.int32)
         sampling = scheduled if len(sampling_rows) == num_requests else tuple(scheduled[i] for i in sampling_rows)
@@ -155,15 +164,28 @@ class BatchBuilder:
         if any(draft.parents is not None for draft in drafts):
             nodes = [p for d in drafts for p in (d.parents or range(-1, len(d) - 1))]
             parents = self._tensor(np.array(nodes, dtype=np.int32))
-        probs = None
-        if any(draft.probs is not None for draft in drafts):
-            probs = torch.cat([draft.probs for draft in drafts if draft.probs is not None])
+        probs = _draft_probs(drafts)
         return Draft(
             token_ids=self._tensor(tokens), num_draft_tokens=self._tensor(counts), parents=parents, draft_probs=probs
         )
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def _draft_probs(drafts: Sequence[RequestDraft]) -> torch.Tensor | None:
+    """float32 [N, V]: the drafts' laws, one-hot for drafts that came without; None when all did."""
+    known = [draft.probs for draft in drafts if draft.probs is not None]
+    if not known:
+        return None
+    rows = []
+    for draft in drafts:
+        probs = draft.probs
+        if probs is None:
+            probs = known[0].new_zeros(len(draft), known[0].shape[1], dtype=torch.float32)
+            probs[range(len(draft)), draft.token_ids] = 1.0
+        rows.append(probs.float())
+    return torch.cat(rows)
 
 
 def _fill_token_ids(input_ids: np.ndarray, offset: int, share: ScheduledRequest) -> None:

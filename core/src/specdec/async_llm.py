@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from specdec.cpu.openmp import release_threads
 from specdec.errors import EngineDeadError
 from specdec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from specdec.config import EngineConfig
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from specdec.engine.group import RequestGroup
     from specdec.metrics.stats import EngineStats
     from specdec.outputs import RequestOutput
+    from specdec.speculation import RequestSpeculation
+
+
+OutputKind = Literal["cumulative", "delta", "final"]
+"""What the outputs of a stream hold: everything so far; what is new; or everything, once, at the end."""
 
 
 class AsyncLLM:
@@ -64,6 +70,7 @@ class AsyncLLM:
         self._stopping = False
         self._stopped = False
         self._fault: BaseException | None = None
+        self._last_progress = time.monotonic()
         release_threads()  # this thread has loaded the model; from now on another one runs it
         self._thread = threading.Thread(target=self._loop, name="specdec-engine", daemon=True)
         self._thread.start()
@@ -89,10 +96,21 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        output_kind: OutputKind = "cumulative",
+        speculation: RequestSpeculation | Mapping[str, Any] | bool | str | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield the request's output as it grows; the last one has ``finished`` set.
 
         Leaving the iteration early (``break`` and ``aclose()``, or cancelling the task) aborts the request.
+
+        Args:
+            prompt: as for `LLM.generate`, one of them.
+            sampling_params: None takes the defaults.
+            request_id: made when None; must be new.
+            priority: smaller first; needs ``scheduling_policy="priority"``.
+            output_kind: "cumulative" yields everything so far, again and again; "delta" only what is new (text, tokens,
+                log-probabilities), which costs the same however long the output is; "final" yields once.
+            speculation: as for `LLM.generate`.
 
         Raises:
             InvalidRequestError: the prompt or a parameter is wrong.
@@ -101,8 +119,8 @@ class AsyncLLM:
         """
         params = sampling_params or SamplingParams()
         tokenised = await asyncio.to_thread(self._engine.inputs.tokenise, prompt)
-        stream = _Stream(asyncio.get_running_loop())
-        if not self._post(lambda: self._submit(stream, tokenised, params, request_id, priority)):
+        stream = _Stream(asyncio.get_running_loop(), output_kind)
+        if not self._post(lambda: self._submit(stream, tokenised, params, request_id, priority, speculation)):
             raise self._closed_because()
         try:
             while True:
@@ -118,14 +136,36 @@ class AsyncLLM:
         messages: Any,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        speculation: RequestSpeculation | Mapping[str, Any] | bool | str | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Like `generate`, for a conversation through the model's chat template."""
-        from specdec.target.tokenizer import apply_chat_template
-
-        ids = apply_chat_template(self._engine.tokenizer, messages, model=self.config.model)
-        async with aclosing(self.generate({"prompt_token_ids": ids}, sampling_params, request_id)) as outputs:
+        ids = await asyncio.to_thread(self.tokenise_chat, messages)
+        stream = self.generate({"prompt_token_ids": ids}, sampling_params, request_id, speculation=speculation)
+        async with aclosing(stream) as outputs:
             async for output in outputs:
                 yield output
+
+    def tokenise(self, prompt: Any) -> list[int]:
+        """Token ids of a prompt, special tokens included; may be called from any thread.
+
+        Raises:
+            InvalidRequestError: it is neither text nor token ids, or there is no tokenizer.
+        """
+        ids: list[int] = self._engine.inputs.tokenise(prompt)["prompt_token_ids"].tolist()
+        return ids
+
+    def tokenise_chat(self, messages: Any, **template_options: Any) -> list[int]:
+        """Token ids of a conversation; may be called from any thread.
+
+        Args:
+            messages: dicts with ``role`` and ``content``.
+            template_options: for the chat template, as for `specdec.target.tokenizer.apply_chat_template`.
+
+        Raises:
+            InvalidRequestError: no chat template, or the messages do not fit it.
+        """
+        return self._engine.inputs.tokenise_chat(messages, template_options)
 
     async def abort(self, request_id: str) -> None:
         """End a request now; its stream yields a last output with finish reason 'abort'."""
@@ -134,6 +174,21 @@ class AsyncLLM:
     def stats(self) -> EngineStats:
         """Totals since the engine started."""
         return self._engine.stats()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine takes requests: it has neither been closed nor stopped on a fault."""
+        return not (self._stopping or self._stopped)
+
+    @property
+    def stalled_seconds(self) -> float:
+        """How long requests have waited for a step to end; 0 when there are none."""
+        return time.monotonic() - self._last_progress if self._engine.core.has_work else 0.0
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the verifier keeps the target's distribution."""
+        return self._engine.core.parts.verification.verifier.lossless
 
     def close(self) -> None:
         """Abort what runs and stop the engine's thread; harmless when called again."""
@@ -174,8 +229,8 @@ class AsyncLLM:
         try:
             while self._take_commands():
                 if self._engine.core.has_work:
-                    for group in self._engine.step():
-                        self._deliver(group)
+                    self._deliver(self._engine.step())
+                    self._last_progress = time.monotonic()
         except BaseException as fault:  # whatever it is, readers must not wait for this thread in vain
             self._fault = fault
         try:
@@ -188,6 +243,7 @@ class AsyncLLM:
         with self._wake:
             while not (self._commands or self._stopping or self._engine.core.has_work):
                 self._wake.wait()
+                self._last_progress = time.monotonic()
             commands = list(self._commands)
             self._commands.clear()
         for command in commands:
@@ -195,12 +251,18 @@ class AsyncLLM:
         return not self._stopping
 
     def _submit(
-        self, stream: _Stream, prompt: Any, params: SamplingParams, request_id: str | None, priority: int
+        self,
+        stream: _Stream,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        speculation: RequestSpeculation | Mapping[str, Any] | bool | str | None,
     ) -> None:
         if stream.abandoned:
             return
         try:
-            group = self._engine.prepare(prompt, params, request_id, priority)
+            group = self._engine.prepare(prompt, params, request_id, priority, speculation)
             self._engine.submit(group)
         except Exception as error:
             stream.fail(error)
@@ -211,19 +273,28 @@ class AsyncLLM:
     def _abort(self, request_id: str) -> None:
         group = self._engine.abort(request_id)
         if group is not None:
-            self._deliver(group)
+            self._deliver([group])
 
     def _abort_stream(self, stream: _Stream) -> None:
         stream.abandoned = True
         if stream.request_id is not None and self._streams.pop(stream.request_id, None) is stream:
             self._engine.abort(stream.request_id)
 
-    def _deliver(self, group: RequestGroup) -> None:
-        stream = self._streams.get(group.request_id)
-        if stream is not None:
-            stream.put(group.output())
+    def _deliver(self, groups: Iterable[RequestGroup]) -> None:
+        """Hand outputs to their streams, and wake the readers of each loop with one call."""
+        news: dict[asyncio.AbstractEventLoop, list[_Stream]] = {}
+        for group in groups:
+            stream = self._streams.get(group.request_id)
+            if stream is None:
+                continue
             if group.is_finished:
                 del self._streams[group.request_id]
+            elif stream.kind == "final":
+                continue
+            stream.put(group.output(only_new=stream.kind == "delta"))
+            news.setdefault(stream.loop, []).append(stream)
+        for loop, streams in news.items():
+            _wake(loop, streams)
 
     def _end_streams(self) -> None:
         """Fail the streams that are open and those whose commands came too late."""
@@ -244,28 +315,28 @@ class _Stream:
     Holds at most one output: what the reader has not taken yet is merged with what comes next.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, kind: OutputKind) -> None:
         self.request_id: str | None = None
         self.abandoned = False
-        self._loop = loop
+        self.loop = loop
+        self.kind = kind
         self._lock = threading.Lock()
         self._news = asyncio.Event()
         self._output: RequestOutput | None = None
         self._error: Exception | None = None
 
     def put(self, output: RequestOutput) -> None:
-        """Called on the engine's thread."""
+        """Called on the engine's thread; the reader is woken by `_wake`."""
         with self._lock:
             if self._output is not None:
-                _prepend_deltas(output, self._output)
+                _prepend_deltas(output, self._output, self.kind)
             self._output = output
-        self._notify()
 
     def fail(self, error: Exception) -> None:
         """Called on the engine's thread."""
         with self._lock:
             self._error = error
-        self._notify()
+        _wake(self.loop, [self])
 
     async def next(self) -> RequestOutput:
         """Called on the reader's loop: what is new, then the error if there is one."""
@@ -281,14 +352,32 @@ class _Stream:
                 if self._error is not None:
                     raise self._error
 
-    def _notify(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._news.set)
-        except RuntimeError:  # the reader's loop is closed
-            self.abandoned = True
+    def announce(self) -> None:
+        """Called on the reader's loop: there is something to take."""
+        self._news.set()
 
 
-def _prepend_deltas(output: RequestOutput, unread: RequestOutput) -> None:
+def _wake(loop: asyncio.AbstractEventLoop, streams: Sequence[_Stream]) -> None:
+    """Let the readers of streams on one loop know; called on the engine's thread."""
+    try:
+        loop.call_soon_threadsafe(_announce, streams)
+    except RuntimeError:  # the readers' loop is closed
+        for stream in streams:
+            stream.abandoned = True
+
+
+def _announce(streams: Sequence[_Stream]) -> None:
+    for stream in streams:
+        stream.announce()
+
+
+def _prepend_deltas(output: RequestOutput, unread: RequestOutput, kind: OutputKind) -> None:
+    """Put what the reader has not taken yet in front of what comes next."""
     for new, old in zip(output.outputs, unread.outputs, strict=True):
         new.delta_text = old.delta_text + new.delta_text
         new.delta_token_ids = old.delta_token_ids + new.delta_token_ids
+        if kind == "delta":
+            new.text, new.token_ids = new.delta_text, new.delta_token_ids
+            new.token_origins = old.token_origins + new.token_origins
+            if new.logprobs is not None and old.logprobs is not None:
+                new.logprobs = old.logprobs + new.logprobs

@@ -24,24 +24,33 @@ class RequestGroup:
     lossless: bool = True
     _sent_text: list[int] = field(init=False)
     _sent_tokens: list[int] = field(init=False)
+    _prompt_token_ids: list[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._sent_text = [0] * len(self.requests)
         self._sent_tokens = [0] * len(self.requests)
+        first = self.requests[0]
+        self._prompt_token_ids = first.token_ids[: first.num_prompt_tokens].tolist()
 
     @property
     def is_finished(self) -> bool:
         """Whether every choice has ended."""
         return all(request.is_finished for request in self.requests)
 
-    def output(self) -> RequestOutput:
-        """Everything so far, with what is new since the last call marked as delta."""
+    def output(self, *, only_new: bool = False) -> RequestOutput:
+        """Everything so far, with what is new since the last call marked as delta.
+
+        Args:
+            only_new: leave out what earlier calls gave: text, tokens, origins and log-probabilities are the new ones
+                alone, so that the cost of a call does not grow with the output.
+        """
         first = self.requests[0]
+        completion = self._new_part if only_new else self._completion
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=first.token_ids[: first.num_prompt_tokens].tolist(),
-            outputs=[self._completion(i) for i in range(len(self.requests))],
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=[completion(i) for i in range(len(self.requests))],
             finished=self.is_finished,
             prompt_logprobs=first.prompt_logprobs,
             spec_stats=self._spec_stats(),
@@ -66,6 +75,26 @@ class RequestGroup:
             token_origins=list(request.token_origins),
             delta_text=request.text[text_start:],
             delta_token_ids=token_ids[token_start:],
+            error=None if request.error is None else str(request.error),
+        )
+
+    def _new_part(self, i: int) -> CompletionOutput:
+        request = self.requests[i]
+        text_start, token_start = self._sent_text[i], self._sent_tokens[i]
+        self._sent_text[i], self._sent_tokens[i] = len(request.text), request.num_output_tokens
+        text = request.text[text_start:]
+        token_ids = request.token_ids[request.num_prompt_tokens + token_start :].tolist()
+        return CompletionOutput(
+            index=request.index,
+            text=text,
+            token_ids=token_ids,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            logprobs=None if request.logprobs is None else request.logprobs[token_start:],
+            cumulative_logprob=None if request.logprobs is None else request.cumulative_logprob,
+            token_origins=request.token_origins[token_start:],
+            delta_text=text,
+            delta_token_ids=token_ids,
             error=None if request.error is None else str(request.error),
         )
 

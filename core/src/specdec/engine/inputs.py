@@ -13,9 +13,13 @@ from specdec.engine.request import Request, child_seed
 from specdec.errors import InvalidRequestError
 from specdec.sampling.params import SamplingParams, is_unicode
 from specdec.sampling.stops import StopChecker
+from specdec.speculation import as_request_speculation
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from specdec.config import EngineConfig
+    from specdec.speculation import RequestSpeculation
     from specdec.types import TargetInfo
 
 
@@ -23,13 +27,34 @@ class InputProcessor:
     """Checks and tokenises prompts; hands out seeds and the order of arrival."""
 
     def __init__(
-        self, config: EngineConfig, info: TargetInfo, tokenizer: Any, max_model_len: int, *, lossless: bool
+        self,
+        config: EngineConfig,
+        info: TargetInfo,
+        tokenizer: Any,
+        max_model_len: int,
+        *,
+        lossless: bool,
+        methods: Sequence[str] = (),
+        num_speculative_tokens: int = 0,
     ) -> None:
+        """Prepare requests of one engine.
+
+        Args:
+            config: the engine's.
+            info: the target's facts.
+            tokenizer: None when the model has none.
+            max_model_len: most tokens of prompt and output.
+            lossless: whether the verifier keeps the target's law.
+            methods: speculative methods that a request may choose.
+            num_speculative_tokens: the engine's limit; 0 without speculation.
+        """
         self._config = config
         self._info = info
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._lossless = lossless
+        self._methods = tuple(methods)
+        self._num_speculative_tokens = num_speculative_tokens
         self._seeds = random.Random(config.seed)
         self._arrivals = 0
         self._tokenizer_lock = threading.Lock()
@@ -39,7 +64,16 @@ class InputProcessor:
         text, token_ids = self._token_ids(prompt)
         return {"prompt": text, "prompt_token_ids": token_ids}
 
-    def group(self, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0) -> RequestGroup:
+    def tokenise_chat(self, messages: Any, template_options: Mapping[str, Any]) -> list[int]:
+        """Token ids of a conversation through the chat template; may be called from any thread."""
+        from specdec.target.tokenizer import apply_chat_template
+
+        with self._tokenizer_lock:
+            return apply_chat_template(self._tokenizer, messages, model=self._config.model, **template_options)
+
+    def group(
+        self, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0, speculation: Any = None
+    ) -> RequestGroup:
         """Build the requests of one prompt.
 
         Raises:
@@ -59,6 +93,9 @@ class InputProcessor:
                 f"priority={priority} needs scheduling_policy='priority'; "
                 f"this engine has scheduling_policy={self._config.scheduling_policy!r}"
             )
+        own_speculation = as_request_speculation(speculation)
+        if own_speculation is not None:
+            own_speculation.check_against(self._methods, self._num_speculative_tokens)
         room = self._max_model_len - len(token_ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
@@ -66,7 +103,9 @@ class InputProcessor:
         for index in range(params.n):
             name = request_id if params.n == 1 else f"{request_id}#{index}"
             requests.append(
-                self._request(name, token_ids, params, child_seed(seed, index), max_tokens, priority, index)
+                self._request(
+                    name, token_ids, params, child_seed(seed, index), max_tokens, priority, index, own_speculation
+                )
             )
         return RequestGroup(request_id, text, requests, self._lossless)
 
@@ -79,6 +118,7 @@ class InputProcessor:
         max_tokens: int,
         priority: int,
         index: int,
+        speculation: RequestSpeculation | None,
     ) -> Request:
         stop_ids = frozenset(params.stop_token_ids or ()) | (
             frozenset() if params.ignore_eos else frozenset(self._info.eos_token_ids)
@@ -101,6 +141,7 @@ class InputProcessor:
             priority=priority,
             arrival_index=self._arrivals,
             index=index,
+            speculation=speculation,
         )
 
     def _token_ids(self, prompt: Any) -> tuple[str | None, np.ndarray]:

@@ -12,7 +12,7 @@ from specdec.sampling.params import is_unicode
 from specdec.target.gguf import CONVERSION_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -107,13 +107,26 @@ def eos_token_ids(*sources: Any) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def apply_chat_template(tokenizer: Any, messages: Sequence[dict[str, Any]], *, model: str) -> list[int]:
+def apply_chat_template(
+    tokenizer: Any,
+    messages: Sequence[dict[str, Any]],
+    *,
+    model: str,
+    tools: Sequence[dict[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
     """Token ids of a conversation, ending where the assistant's answer begins.
 
     Args:
         tokenizer: the target's tokenizer or None.
-        messages: dicts with ``role`` and ``content``.
+        messages: dicts with ``role`` and ``content``; ``content`` may be missing beside ``tool_calls``.
         model: as the user named it, for messages.
+        tools: functions the model may call, as JSON schemas, for templates that know tools.
+        add_generation_prompt: end with what begins an answer of the assistant.
+        continue_final_message: end inside the last message, which the model continues.
+        variables: further values for the template.
 
     Raises:
         InvalidRequestError: no tokenizer, no chat template, or messages that do not fit it.
@@ -129,12 +142,20 @@ def apply_chat_template(tokenizer: Any, messages: Sequence[dict[str, Any]], *, m
     if not messages:
         raise InvalidRequestError("chat: the conversation is empty")
     for number, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+        has_content = isinstance(message, dict) and ("content" in message or "tool_calls" in message)
+        if not has_content or not isinstance(message.get("role"), str):
             raise InvalidRequestError(
                 f"chat: message {number} must be a dict with 'role' and 'content', got {message!r}"
             )
     try:
-        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(
+            list(messages),
+            tools=None if tools is None else list(tools),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tokenize=False,
+            **(variables or {}),
+        )
     except Exception as error:  # templates are programs that come with models
         raise InvalidRequestError(f"chat: the messages do not fit the chat template of {model!r}: {error}") from error
     if not is_unicode(text):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from specdec.registry import Registry
     from specdec.sampling.params import SamplingParams
+    from specdec.speculation import RequestSpeculation
 
 PLACEHOLDER_TOKEN_ID = -1
 """Fills padded positions of token-id arrays; never a real token."""
@@ -55,6 +56,22 @@ class RequestInfo:
     sampling: SamplingParams
     seed: int
     """The 64-bit seed of the request's noise (`specdec.sampling.noise`)."""
+    speculation: RequestSpeculation | None = None
+    """What the request asks of its speculation. ``max_draft_tokens`` respects it already; a proposer made of several
+    reads ``speculation.method``."""
+
+
+@frozen(eq=False, kw_only=True)
+class DraftOutcome:
+    """What became of the drafts that a step verified (`Proposer.record`), requests that ended in it included."""
+
+    request_ids: tuple[str, ...]
+    """The requests whose draft was verified, in no particular order. A draft that was dropped before its step (no room,
+    preemption) is not mentioned."""
+    num_draft_tokens: np.ndarray
+    """int32 [B]: verified draft tokens, at least 1; fewer than proposed where the scheduler cut the draft."""
+    num_accepted_tokens: np.ndarray
+    """int32 [B]: of these, kept in the output; for trees the length of the accepted path."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -315,6 +332,7 @@ class EngineContext:
     device: str
     dtype: str
     max_model_len: int
+    """The longest text of a request; for the factory of a proposer with K/V of its own an upper bound of it."""
     max_num_seqs: int
     num_speculative_tokens: int
     """0 when speculation is off."""

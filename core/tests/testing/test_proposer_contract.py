@@ -55,13 +55,14 @@ class FromHiddenStates(Counting):
     capabilities = ProposerCapabilities(draft_probs=True)
 
     def propose(self, batch: ProposalInput) -> Draft:
-        assert batch.batch is not None
-        assert batch.target is not None
-        assert batch.target.hidden_states is not None
-        assert batch.target.aux_hidden_states is not None
-        assert batch.batch_rows is not None
-        last = batch.batch.query_start_loc[1:][batch.batch_rows.tolist()].long() - 1
-        hidden = batch.target.hidden_states[last] + batch.target.aux_hidden_states[0][last]
+        assert batch.computed is not None
+        target = batch.computed.target
+        assert target.hidden_states is not None
+        assert target.aux_hidden_states is not None
+        row_of = {name: row for row, name in enumerate(batch.computed.request_ids)}
+        rows_of_batch = [row_of[name] for name in batch.request_ids]
+        last = batch.computed.kept[batch.computed.kept_start[1:][rows_of_batch] - 1]
+        hidden = target.hidden_states[last] + target.aux_hidden_states[0][last]
         probs = torch.softmax(hidden @ torch.linspace(-1, 1, 32 * VOCAB).view(32, VOCAB), dim=1)
         counts = torch.from_numpy(np.minimum(batch.max_draft_tokens, 1))
         rows = counts.nonzero()[:, 0]
@@ -74,6 +75,8 @@ class FromHiddenStates(Counting):
 
 
 class TestFromHiddenStates(ProposerContract):
+    shortest_text = 2
+
     @pytest.fixture
     def proposer(self) -> FromHiddenStates:
         return FromHiddenStates()
@@ -114,9 +117,9 @@ class WritesTheLimits(Counting):
 
 class WritesHiddenStates(FromHiddenStates):
     def propose(self, batch: ProposalInput) -> Draft:
-        assert batch.target is not None
-        assert batch.target.aux_hidden_states is not None
-        batch.target.aux_hidden_states[0].zero_()
+        assert batch.computed is not None
+        assert batch.computed.target.aux_hidden_states is not None
+        batch.computed.target.aux_hidden_states[0].zero_()
         return super().propose(batch)
 
 

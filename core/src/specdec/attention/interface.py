@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from specdec.types import AttentionLayer, AttentionRequirements, PackedBatch
 
 
+@frozen
+class KVGeometry:
+    """How the slots of a paged cache are numbered."""
+
+    num_blocks: int
+    block_size: int
+
+
 @frozen(eq=False)
 class LayerKV:
     """K/V slots of one attention layer."""

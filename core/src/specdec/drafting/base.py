@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from specdec.types import Draft, Needs, ProposalInput, ProposerCapabilities, RequestInfo
+from specdec.types import Draft, DraftOutcome, Needs, ProposalInput, ProposerCapabilities, RequestInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from torch import Tensor
+
+    from specdec.target.bridge import QueryScale
+    from specdec.types import AttentionLayer
 
 
 class Proposer(ABC):
@@ -23,9 +25,19 @@ class Proposer(ABC):
 
     needs: Needs = Needs()
     capabilities: ProposerCapabilities = ProposerCapabilities()
+    methods: tuple[str, ...] = ()
+    """Names that a request may choose among (`specdec.RequestSpeculation`) beside the engine's own method; for
+    proposers made of several."""
 
     def load(self, target: Any) -> None:  # noqa: B027 - optional
         """Load weights and bind to the target (`specdec.target.TargetModel`). Called once, before the first request."""
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token takes in K/V layers of the proposer's own which share the target's block tables.
+
+        ``kv_cache_memory`` pays for them together with the target's. Asked before `load`.
+        """
+        return 0
 
     def start(self, request: RequestInfo) -> None:  # noqa: B027 - optional
         """A request begins. State kept for it is keyed by ``request.request_id``."""
@@ -34,15 +46,26 @@ class Proposer(ABC):
     def propose(self, batch: ProposalInput) -> Draft:
         """Return up to ``batch.max_draft_tokens[r]`` draft tokens for each request.
 
-        Called after the commit of a step and before the next is scheduled. Inputs are read-only. Nothing to propose for
-        a request is a count of 0.
+        Called after the commit of a step and before the next is scheduled: for the requests that can take a draft, or
+        with none of them when ``needs.every_step``. Inputs are read-only. Nothing to propose for a request is a count
+        of 0.
 
         Raises:
             ProposerError: skip speculation for this step.
         """
 
+    def record(self, outcome: DraftOutcome) -> None:  # noqa: B027 - optional
+        """Learn what became of the drafts of the last step.
+
+        Called after the commit of a step that verified drafts, before `propose` and before `finish` of requests that
+        ended in the step. Proposers that do not override it cost nothing.
+        """
+
     def finish(self, request_id: str) -> None:  # noqa: B027 - optional
-        """A request ended (finished, aborted or failed): drop what is kept for it."""
+        """A request ended (finished, aborted or failed): drop what is kept for it.
+
+        For a request that ended in a step this comes after the `propose` of that step.
+        """
 
     def close(self) -> None:  # noqa: B027 - optional
         """The engine stops."""
@@ -51,29 +74,62 @@ class Proposer(ABC):
         """Bytes held, by purpose, for metrics; empty when nothing worth counting is held."""
         return {}
 
+    def stats(self) -> Mapping[str, Any]:
+        """Counters of the proposer's own since it was made, for ``EngineStats.proposer``.
+
+        Numbers, strings, lists and mappings with string keys of these.
+        """
+        return {}
+
 
 class DraftHead(ABC):
-    """Trained layers that read the target's hidden states and serve a proposer."""
+    """Trained layers that read the target's hidden states and serve a proposer.
+
+    A head of the EAGLE family runs over rows. Row i belongs to position i of a text: it takes the target's hidden state
+    there and the token at position i + 1, and predicts the token at position i + 2. Where the target has not been yet,
+    the head's own output of the row before takes the place of the hidden state. Its layers attend through
+    `specdec.target.bridge.attend` over K/V of their own, which share slots and block tables with the target's.
+    """
 
     taps: tuple[int, ...] = ()
-    """Decoder layers whose hidden states `fuse` takes, in order."""
-
-    @abstractmethod
-    def load(self, checkpoint: Path, target: Any) -> None:
-        """Read the weights. Raises ModelLoadError naming missing or surplus tensors."""
+    """Decoder layers whose output hidden states `fuse` takes, in this order. Empty: it takes the final hidden states
+    alone."""
+    attention_layers: tuple[AttentionLayer, ...] = ()
+    """The head's own attention layers; ``index`` counts from 0."""
+    query_scales: Mapping[int, QueryScale] = {}  # noqa: RUF012 - read-only
+    """Layers whose queries are scaled by position."""
+    draft_vocab_size: int
+    """Width of `logits`."""
 
     @abstractmethod
     def fuse(self, hidden_states: tuple[Tensor, ...]) -> Tensor:
-        """Combine tapped hidden states, each [T, H], into the head's input [T, H]."""
+        """Turn the target's hidden states, each [T, H], into the head's input [T, h]; once for every row."""
 
     @abstractmethod
     def forward(self, token_ids: Tensor, hidden_states: Tensor, positions: Tensor, step: int) -> Tensor:
-        """Run the head: int64 [T], [T, H], int64 [T] -> hidden states [T, H]."""
+        """Run the layers over packed rows, inside an attention context.
+
+        Args:
+            token_ids: int64 [T], target ids: of each row the token that follows it.
+            hidden_states: [T, h]: from `fuse`, or the output of the row before.
+            positions: int64 [T], the rows' own positions.
+            step: how many rows behind the last one with the target's hidden states; 0 for rows that have them.
+
+        Returns:
+            [T, h], for `logits` and for the rows that follow.
+        """
 
     @abstractmethod
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """[T, H] -> [T, draft vocabulary]."""
+        """Outputs of `forward` [R, h] -> [R, draft_vocab_size]."""
+
+    target_ids: Tensor | None = None
+    """int64 [draft_vocab_size]: the target ids of a reduced draft vocabulary, ascending; None when the two are one."""
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Map draft-vocabulary ids to target ids; the identity unless the draft vocabulary is reduced."""
-        return draft_ids
+        """Map draft-vocabulary ids to target ids."""
+        return draft_ids if self.target_ids is None else self.target_ids[draft_ids]
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of the head's own weights, by purpose."""
+        return {}

@@ -67,8 +67,8 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     registry = Registry(config.plugins)
     method, options = _select_method(config, registry) if proposer is None else (None, None)
     target = load_target(config)
-    num_blocks = _num_blocks(config, target)
-    context = _context(config, registry, target, _max_model_len(config, target, num_blocks))
+    bytes_per_token = target.kv_bytes_per_token()
+    context = _context(config, registry, target, _max_model_len(config, target, bytes_per_token))
     verifier: Verifier = registry.create(
         "verifier",
         config.verifier,
@@ -82,6 +82,10 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
         label = registry.describe("proposer", method)
     if proposer is not None:
         _check_pair(proposer, verifier)
+        if own_bytes := proposer.kv_bytes_per_token():
+            bytes_per_token += own_bytes
+            context = attrs.evolve(context, max_model_len=_max_model_len(config, target, bytes_per_token))
+    num_blocks = _num_blocks(config, target, bytes_per_token)
     needs = Needs() if proposer is None else proposer.needs
     trees = proposer is not None and proposer.capabilities.trees
     requirements = target.requirements(config.block_size, trees=trees)
@@ -91,7 +95,12 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     warm_up(target.device)
     if proposer is not None:
         proposer.load(target)
-    kv_cache = KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+    kv_cache = KVCacheManager(
+        num_blocks,
+        config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        next_token=needs.next_token,
+    )
     logger.info("%s", _summary(config, context, backend.name, label if proposer is not None else None, num_blocks))
     return Parts(
         config=config,
@@ -102,16 +111,20 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             num_lookahead_slots=needs.lookahead_slots,
+            max_model_len=context.max_model_len,
         ),
         builder=BatchBuilder(
             max_num_seqs=config.max_num_seqs,
-            max_model_len=context.max_model_len + needs.lookahead_slots,
+            max_model_len=context.max_model_len,
             block_size=config.block_size,
             device=target.device,
+            num_lookahead_slots=needs.lookahead_slots,
         ),
         verification=Verification(LogitsPipeline(target.info.vocab_size, target.device), verifier, target.device),
         committer=Committer(kv_cache, LogprobsComputer(config.logprobs_mode, target.tokenizer), cache),
-        drafting=None if proposer is None else _drafting(config, context, proposer, label),
+        drafting=None
+        if proposer is None
+        else _drafting(config, context, proposer, method or _given_name(config), label),
         stat_loggers=tuple(
             registry.create(
                 "stat_logger",
@@ -165,7 +178,7 @@ def _context(config: EngineConfig, registry: Registry, target: TargetModel, max_
     )
 
 
-def _num_blocks(config: EngineConfig, target: TargetModel) -> int:
+def _num_blocks(config: EngineConfig, target: TargetModel, bytes_per_token: int) -> int:
     """How many blocks ``kv_cache_memory`` pays for; more memory than the machine has is refused."""
     wanted = parse_size(config.kv_cache_memory)
     if target.device.type == "cpu":
@@ -174,12 +187,12 @@ def _num_blocks(config: EngineConfig, target: TargetModel) -> int:
             raise CapacityError(
                 f"kv_cache_memory {format_size(wanted)} is more than this machine's memory, {format_size(memory)}"
             )
-    return wanted // (target.kv_bytes_per_token() * config.block_size)
+    return wanted // (bytes_per_token * config.block_size)
 
 
-def _max_model_len(config: EngineConfig, target: TargetModel, num_blocks: int) -> int:
+def _max_model_len(config: EngineConfig, target: TargetModel, bytes_per_token: int) -> int:
     """The longest sequence that the model and the KV cache both hold."""
-    fits = num_blocks * config.block_size
+    fits = _num_blocks(config, target, bytes_per_token) * config.block_size
     limit = target.info.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigError(
@@ -190,7 +203,7 @@ def _max_model_len(config: EngineConfig, target: TargetModel, num_blocks: int) -
     if fits >= wanted:
         return wanted
     memory = format_size(parse_size(config.kv_cache_memory))
-    mebibytes = -(-(wanted + config.block_size) * target.kv_bytes_per_token() // 2**20)
+    mebibytes = -(-(wanted + config.block_size) * bytes_per_token // 2**20)
     if config.max_model_len is not None or fits < 2:
         raise CapacityError(
             f"kv_cache_memory {memory} holds {max(fits, 0)} tokens, too few for one request of max_model_len "
@@ -222,16 +235,22 @@ def _check_pair(proposer: Proposer, verifier: Verifier) -> None:
         )
 
 
-def _drafting(config: EngineConfig, context: EngineContext, proposer: Proposer, label: str) -> Drafting:
+def _drafting(config: EngineConfig, context: EngineContext, proposer: Proposer, method: str, label: str) -> Drafting:
     return Drafting(
         proposer,
         label=label,
+        method=method,
         num_speculative_tokens=context.num_speculative_tokens,
         max_model_len=context.max_model_len,
         vocab_size=context.target_info.vocab_size,
         max_faults=config.max_proposer_faults,
         time_budget=config.proposer_time_budget,
     )
+
+
+def _given_name(config: EngineConfig) -> str:
+    """What the configuration calls a proposer that was given as an object."""
+    return (config.speculative.method if config.speculative else None) or "given"
 
 
 def _summary(config: EngineConfig, context: EngineContext, backend: str, proposer: str | None, num_blocks: int) -> str:

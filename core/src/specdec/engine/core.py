@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from specdec.errors import EngineDeadError, SpecdecError
-from specdec.metrics.stats import EngineStats, StatsAccumulator, StepStats
+from specdec.metrics.stats import EngineStats, RequestStats, StatsAccumulator, StepStats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from specdec.engine.build import Parts
     from specdec.engine.plan import Plan
     from specdec.engine.request import Request
     from specdec.metrics.loggers import StatLogger
+    from specdec.runner.batch import StepBatch
     from specdec.runner.commit import Committed
+    from specdec.runner.drafting import Drafting
+    from specdec.types import TargetOutput, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,8 @@ class EngineCore:
         self._stats = StatsAccumulator()
         self._requests: dict[str, Request] = {}
         self._dead: Exception | None = None
+        for stat_logger in self._loggers:
+            stat_logger.start(self.stats)
 
     @property
     def has_work(self) -> bool:
@@ -79,6 +84,8 @@ class EngineCore:
             request.text += request.stop_checker.finish()
             request.finish_reason = "abort"
             self._end(request)
+            if self._drafting is not None:
+                self._drafting.finish(request.request_id)
 
     def step(self) -> list[Request]:
         """Run one step; return the requests that advanced or ended in it.
@@ -107,15 +114,28 @@ class EngineCore:
         processed, verdict = self._verification.run(step, target)
         commit = time.perf_counter()
         committed = self._committer.commit(step, target, processed, verdict)
-        self._release_finished(committed)
+        ended = self._release_finished(committed)
         propose = time.perf_counter()
         if self._drafting is not None:
-            running = [share.request for share in step.sampling if not share.request.is_finished]
-            for request, draft in self._drafting.propose(running, step, target, verdict):
-                request.draft = draft
+            self._draft(self._drafting, step, target, verdict, ended)
         marks = _Marks(begin, forward, verify, commit, propose, time.perf_counter())
         self._record(plan, committed, marks)
         return committed.advanced
+
+    def _draft(
+        self, drafting: Drafting, step: StepBatch, target: TargetOutput, verdict: Verdict, ended: Sequence[Request]
+    ) -> None:
+        """Get drafts for the requests that run on and have room for them.
+
+        The requests that ended have given back their blocks, but blocks are handed out only by the next `schedule`: a
+        proposer with K/V of its own completes those that stay in the prefix cache.
+        """
+        running = [share.request for share in step.sampling if not share.request.is_finished]
+        able = [request for request in running if self._scheduler.has_lookahead(request)]
+        for request, draft in drafting.propose(able, step, target, verdict):
+            request.draft = draft
+        for request in ended:
+            drafting.finish(request.request_id)
 
     def stats(self) -> EngineStats:
         """Totals since the engine started."""
@@ -124,6 +144,8 @@ class EngineCore:
             total_blocks=self._scheduler.kv_cache.num_blocks,
             num_proposer_faults=self._drafting.num_faults if self._drafting else 0,
             speculation_disabled=bool(self._drafting and not self._drafting.is_on),
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
         )
 
     def reset_prefix_cache(self) -> None:
@@ -139,11 +161,7 @@ class EngineCore:
         if self._drafting is not None:
             self._drafting.close()
         self._dead = _Closed("the engine was closed")
-        for stat_logger in self._loggers:
-            try:
-                stat_logger.close()
-            except Exception:
-                self._drop_logger(stat_logger)
+        self._tell(lambda stat_logger: stat_logger.close())
 
     def _check_alive(self) -> None:
         if isinstance(self._dead, _Closed):
@@ -151,21 +169,23 @@ class EngineCore:
         if self._dead is not None:
             raise EngineDeadError(f"the engine stopped earlier on: {self._dead}") from self._dead
 
-    def _release_finished(self, committed: Committed) -> None:
-        for request in committed.advanced:
-            if request.finish_reason is not None:
-                self._end(request)
+    def _release_finished(self, committed: Committed) -> list[Request]:
+        ended = [request for request in committed.advanced if request.finish_reason is not None]
+        for request in ended:
+            self._end(request)
+        return ended
 
     def _end(self, request: Request) -> None:
         self._scheduler.finish(request)
         self._verification.forget(request.request_id)
-        if self._drafting is not None:
-            self._drafting.finish(request.request_id)
         request.timings.finished = time.monotonic()
-        self._requests.pop(request.request_id, None)
+        if self._requests.pop(request.request_id, None) is not None:
+            stats = _request_stats(request)
+            self._tell(lambda stat_logger: stat_logger.record_request(stats))
 
     def _record(self, plan: Plan, committed: Committed, marks: _Marks) -> None:
         kv_cache = self._scheduler.kv_cache
+        first_tokens, gaps = _latencies(committed.advanced)
         stats = StepStats(
             num_requests=len(plan.scheduled),
             num_tokens=plan.num_tokens,
@@ -183,11 +203,16 @@ class EngineCore:
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             kv_usage=1.0 - kv_cache.num_free_blocks / kv_cache.num_blocks,
+            first_token_seconds=first_tokens,
+            inter_token_seconds=gaps,
         )
         self._stats.add(stats)
+        self._tell(lambda stat_logger: stat_logger.record(stats))
+
+    def _tell(self, call: Callable[[StatLogger], None]) -> None:
         for stat_logger in self._loggers:
             try:
-                stat_logger.record(stats)
+                call(stat_logger)
             except Exception:
                 self._drop_logger(stat_logger)
 
@@ -195,6 +220,38 @@ class EngineCore:
         """Statistics are not worth an engine: go on without a logger that raises."""
         self._loggers = tuple(stat_logger for stat_logger in self._loggers if stat_logger is not faulty)
         logger.exception("the stat logger %s is switched off: it raised", type(faulty).__name__)
+
+
+def _latencies(requests: Sequence[Request]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds until the first token, and since the last tokens, of the requests that emitted some just now."""
+    first_tokens, gaps = [], []
+    now = time.monotonic()
+    for request in requests:
+        timings = request.timings
+        if timings.first_token is None:
+            continue
+        if timings.last_token is None:
+            first_tokens.append(timings.first_token - timings.arrival)
+        else:
+            gaps.append(now - timings.last_token)
+        timings.last_token = now
+    return tuple(first_tokens), tuple(gaps)
+
+
+def _request_stats(request: Request) -> RequestStats:
+    timings = request.timings
+    arrival = timings.arrival
+    return RequestStats(
+        finish_reason=request.finish_reason or "abort",
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        queued_seconds=None if timings.first_scheduled is None else timings.first_scheduled - arrival,
+        first_token_seconds=None if timings.first_token is None else timings.first_token - arrival,
+        total_seconds=(timings.finished or arrival) - arrival,
+        spec=request.spec.snapshot(),
+    )
 
 
 class _Closed(SpecdecError):

@@ -79,10 +79,22 @@ class BlockPool:
 class KVCacheManager:
     """Blocks of requests: allocation, prefix reuse, release."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool, next_token: bool = False
+    ) -> None:
+        """Manage ``num_blocks`` free blocks.
+
+        Args:
+            num_blocks: blocks in total.
+            block_size: positions per block.
+            enable_prefix_caching: share blocks of equal content.
+            next_token: some layer's K/V of a position also depends on the next token, so that a cached block is shared
+                only when the next block is cached as well.
+        """
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self._caching = enable_prefix_caching
+        self._next_token = next_token
 
     @property
     def num_blocks(self) -> int:
@@ -109,6 +121,8 @@ class KVCacheManager:
             if block is None:
                 break
             hits.append(block)
+        if self._next_token and hits:
+            hits.pop()
         for block in hits:
             self.pool.share(block)
         request.block_ids.extend(hits)

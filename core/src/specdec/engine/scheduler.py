@@ -4,8 +4,8 @@ There is no prefill phase and no decode phase: a request has ``num_tokens`` know
 ``num_computed_tokens`` of them are in the KV cache; the scheduler brings the second number towards the first within the
 step's token budget. Running requests go first, in order of arrival (or priority), each with one token at
 least; what is left goes to their draft tokens and prefill chunks, then to waiting requests.
-When blocks run out, drafts are dropped first; then the youngest running request is preempted: its blocks are
-released, and it computes its tokens again later.
+When blocks run out, lookahead slots (room that a proposer drafts in) are not reserved, then drafts are dropped; then
+the youngest running request is preempted: its blocks are released, and it computes its tokens again later.
 """
 
 from __future__ import annotations
@@ -35,11 +35,22 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         num_lookahead_slots: int = 0,
+        max_model_len: int | None = None,
     ) -> None:
+        """Schedule over ``kv_cache``.
+
+        Args:
+            kv_cache: the blocks.
+            max_num_seqs: most requests that run at a time.
+            max_num_batched_tokens: most positions of a step.
+            num_lookahead_slots: slots to reserve behind each share that samples.
+            max_model_len: no slots are reserved past this length.
+        """
         self.kv_cache = kv_cache
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.num_lookahead_slots = num_lookahead_slots
+        self._max_model_len = max_model_len
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
@@ -103,10 +114,20 @@ class Scheduler:
         return ScheduledRequest(share.request, share.num_computed_tokens, num_tokens, NO_DRAFT, share.samples)
 
     def _make_room(self, request: Request, share: ScheduledRequest) -> bool:
+        """Allocate the share's slots, with lookahead slots behind them if there are enough blocks."""
         end = share.num_computed_tokens + share.num_tokens
-        if self.num_lookahead_slots and share.draft is not NO_DRAFT:
-            end += self.num_lookahead_slots
+        if self.num_lookahead_slots and share.samples and self.kv_cache.allocate(request, self._lookahead_end(end)):
+            return True
         return self.kv_cache.allocate(request, end)
+
+    def has_lookahead(self, request: Request) -> bool:
+        """Whether a request's blocks reach over the lookahead slots behind its computed positions."""
+        return self._lookahead_end(request.num_computed_tokens) <= len(request.block_ids) * self.kv_cache.block_size
+
+    def _lookahead_end(self, end: int) -> int:
+        """The end of the lookahead slots behind ``end`` positions; nothing is written past the longest text."""
+        ahead = end + self.num_lookahead_slots
+        return ahead if self._max_model_len is None else max(end, min(ahead, self._max_model_len))
 
     def _preempt_youngest(self) -> Request:
         """Send the running request that is last in order back to the queue; its computed state is dropped."""

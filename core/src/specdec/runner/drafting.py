@@ -15,6 +15,7 @@ import numpy as np
 
 from specdec.engine.request import Request, RequestDraft
 from specdec.errors import ProposerError
+from specdec.runner.computed import computed_step
 from specdec.runner.draft_check import split_draft
 from specdec.types import ProposalInput, RequestInfo
 
@@ -37,6 +38,7 @@ class Drafting:
         proposer: Proposer,
         *,
         label: str,
+        method: str,
         num_speculative_tokens: int,
         max_model_len: int,
         vocab_size: int,
@@ -46,6 +48,8 @@ class Drafting:
         self.proposer = proposer
         self.label = label
         """The proposer with its distribution and version, for log lines."""
+        self.methods = tuple(dict.fromkeys((method, *proposer.methods)))
+        """Names that a request may choose among."""
         self.num_faults = 0
         self.disabled_because: str | None = None
         self._k = num_speculative_tokens
@@ -64,12 +68,19 @@ class Drafting:
     def propose(
         self, requests: Sequence[Request], step: StepBatch, target: TargetOutput, verdict: Verdict
     ) -> list[tuple[Request, RequestDraft]]:
-        """Drafts for the next step of the decoding requests; an empty list when there are none or on a fault."""
+        """Drafts for the next step; an empty list when there are none or on a fault.
+
+        Args:
+            requests: those that can take a draft.
+            step: the batch that was run and committed.
+            target: its output.
+            verdict: the verifier's decision on it.
+        """
         if not self.is_on:
             return []
         limits = [self._limit(request) for request in requests]
         takers = [(request, limit) for request, limit in zip(requests, limits, strict=True) if limit > 0]
-        if not takers:
+        if not takers and not self.proposer.needs.every_step:
             return []
         drafts = self._guarded(lambda: self._ask(takers, step, target, verdict))
         if drafts is None:
@@ -77,7 +88,7 @@ class Drafting:
         return [(request, draft) for (request, _), draft in zip(takers, drafts, strict=True)]
 
     def finish(self, request_id: str) -> None:
-        """A request ended."""
+        """A request ended; called after `propose` of the step in which it did."""
         if request_id in self._started:
             self._started.discard(request_id)
             self._guarded(lambda: self.proposer.finish(request_id))
@@ -89,23 +100,17 @@ class Drafting:
     def _limit(self, request: Request) -> int:
         """Draft tokens the request can use: one more token than the draft is emitted, within both length limits."""
         left = min(self._max_model_len - request.num_tokens, request.max_tokens - request.num_output_tokens) - 1
-        return min(self._k, left)
+        k = self._k if request.speculation is None else request.speculation.limit(self._k)
+        return min(k, left)
 
     def _ask(
         self, takers: Sequence[tuple[Request, int]], step: StepBatch, target: TargetOutput, verdict: Verdict
     ) -> list[RequestDraft]:
         requests = [request for request, _ in takers]
-        for request in requests:
-            if request.request_id not in self._started:
-                self._started.add(request.request_id)
-                self.proposer.start(
-                    RequestInfo(
-                        request_id=request.request_id,
-                        prompt_token_ids=request.token_ids[: request.num_prompt_tokens],
-                        sampling=request.params,
-                        seed=request.seed,
-                    )
-                )
+        if self.proposer.needs.every_step:
+            self._start([share.request for share in step.scheduled])
+        else:
+            self._start(requests)
         limits = np.array([limit for _, limit in takers], dtype=np.int32)
         batch = self._input(requests, limits, step, target, verdict)
         begin = time.perf_counter()
@@ -116,6 +121,20 @@ class Drafting:
         drafts = split_draft(draft, limits, self._vocab_size, self.proposer.capabilities)
         self._faults_in_a_row = 0
         return drafts
+
+    def _start(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.request_id not in self._started:
+                self._started.add(request.request_id)
+                self.proposer.start(
+                    RequestInfo(
+                        request_id=request.request_id,
+                        prompt_token_ids=request.token_ids[: request.num_prompt_tokens],
+                        sampling=request.params,
+                        seed=request.seed,
+                        speculation=request.speculation,
+                    )
+                )
 
     def _input(
         self,
@@ -135,18 +154,9 @@ class Drafting:
             "num_tokens": np.array([request.num_tokens for request in requests], dtype=np.int64),
         }
         needs = self.proposer.needs
-        if not (needs.hidden_states or needs.aux_layers):
+        if not (needs.every_step or needs.hidden_states or needs.aux_layers):
             return ProposalInput(**common)
-        row_of = {share.request.request_id: i for i, share in enumerate(step.scheduled)}
-        accepted = verdict.num_tokens.cpu().numpy() - 1
-        accepted_of = {share.request.request_id: n for share, n in zip(step.sampling, accepted, strict=True)}
-        return ProposalInput(
-            **common,
-            batch=step.packed,
-            target=target,
-            batch_rows=np.array([row_of[name] for name in common["request_ids"]], dtype=np.int32),
-            num_accepted_tokens=np.array([accepted_of[name] for name in common["request_ids"]], dtype=np.int32),
-        )
+        return ProposalInput(**common, computed=computed_step(step, target, verdict))
 
     def _guarded(self, call: Callable[[], _T]) -> _T | None:
         """Run a call into the plugin; a fault is counted and gives None. A plugin cannot end the program either."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec.attention.interface import AttentionBackend, KVCache, LayerKV
+from specdec.attention.interface import AttentionBackend, KVCache, KVGeometry, LayerKV
 from specdec.errors import UnsupportedModelError
 from specdec.target import bridge
 from specdec.target.cache import cache_root
@@ -162,6 +162,17 @@ class TargetModel:
         """Bytes of K/V that one token takes over all layers."""
         size = self.dtype.itemsize
         return sum(size * layer.num_kv_heads * (layer.head_dim + layer.v_head_dim) for layer in self._trace.layers)
+
+    @property
+    def kv_geometry(self) -> KVGeometry:
+        """Blocks and block size of the bound cache, for layers that share its block tables.
+
+        Raises:
+            RuntimeError: before `bind`.
+        """
+        if self._cache is None:
+            raise RuntimeError("TargetModel.kv_geometry before bind")
+        return KVGeometry(self._cache.num_blocks, self._cache.block_size)
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """Make the paged cache, all zeros; on the CPU pages cost memory only once they are written."""

@@ -13,7 +13,7 @@ import torch
 from specdec.sampling.params import SamplingParams
 from specdec.testing.contracts.base import PluginContract
 from specdec.testing.holders import reaches_string
-from specdec.types import Draft, PackedBatch, ProposalInput, RequestInfo, TargetOutput
+from specdec.types import ComputedStep, Draft, PackedBatch, ProposalInput, RequestInfo, TargetOutput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +35,12 @@ class ProposerContract(PluginContract):
     """The limit the proposer was built for."""
     max_model_len: ClassVar[int] = 128
     hidden_size: ClassVar[int] = 32
+    block_size: ClassVar[int] = 4
+    num_blocks: ClassVar[int] = 2048
+    """Blocks that exist for proposers with K/V of their own; see `block_table`."""
+    shortest_text: ClassVar[int] = 1
+    """Set it to 2 for a proposer that is given the computed step: the newest token of a text is never computed, and at
+    least one is."""
     keeps_between_requests: ClassVar[bool] = False
     """Whether memory may stay in use after all requests have ended (a store of past answers, for example)."""
 
@@ -60,9 +66,9 @@ class ProposerContract(PluginContract):
             limits: the most draft tokens of each request.
             fresh: how many of each request's last tokens the proposer has not seen yet.
         """
-        extra: dict[str, Any] = {}
-        if proposer.needs.hidden_states or proposer.needs.aux_layers:
-            extra = self._target_step(proposer, texts, fresh)
+        needs, computed = proposer.needs, None
+        if needs.every_step or needs.hidden_states or needs.aux_layers:
+            computed = self._computed_step(proposer, texts, fresh)
         max_draft_tokens = np.array(limits, dtype=np.int32)
         max_draft_tokens.flags.writeable = False
         return ProposalInput(
@@ -71,41 +77,73 @@ class ProposerContract(PluginContract):
             max_draft_tokens=max_draft_tokens,
             sampling=tuple(self.sampling_params() for _ in texts),
             seeds=tuple(_seed_of(request_id) for request_id in texts),
-            **extra,
+            computed=computed,
         )
 
-    def _target_step(
+    def _computed_step(
         self, proposer: Proposer, texts: Mapping[str, np.ndarray], fresh: Mapping[str, int]
-    ) -> dict[str, Any]:
-        rows = [text[len(text) - fresh[request_id] :] for request_id, text in texts.items()]
-        tokens = torch.from_numpy(np.concatenate([*rows, np.empty(0, dtype=np.int64)]))
-        lengths = torch.tensor([0, *(len(row) for row in rows)])
-        positions = [np.arange(len(text) - fresh[request_id], len(text)) for request_id, text in texts.items()]
-        generator = torch.Generator().manual_seed(7)
-        tables = torch.randn(1 + len(proposer.needs.aux_layers), self.vocab_size, self.hidden_size, generator=generator)
+    ) -> ComputedStep:
+        """The step that computed each text up to its newest token, from where an earlier one had left it.
+
+        Request i of the contract's lifetime owns its own run of blocks; see `block_table`.
+        """
+        ends = np.array([len(text) - 1 for text in texts.values()], dtype=np.int32)
+        starts = np.array([max(0, len(text) - fresh[name] - 1) for name, text in texts.items()], dtype=np.int32)
+        spans = [np.arange(start, end) for start, end in zip(starts, ends, strict=True)]
+        empty = np.empty(0, dtype=np.int64)
+        rows = [text[span] for text, span in zip(texts.values(), spans, strict=True)]
+        tokens = torch.from_numpy(np.concatenate([*rows, empty]))
+        positions = np.concatenate([*spans, empty])
+        lengths = ends - starts
+        offsets = np.cumsum([0, *lengths]).astype(np.int32)
+        tables = np.stack([self.block_table(name) for name in texts] or [np.empty(0, dtype=np.int32)])
+        owners = np.repeat(np.arange(len(texts)), lengths)
+        slots = tables[owners, positions // self.block_size].astype(np.int64) * self.block_size
         batch = PackedBatch(
             input_ids=tokens,
-            positions=torch.from_numpy(np.concatenate([*positions, np.empty(0, dtype=np.int64)])),
-            slot_mapping=torch.arange(len(tokens)),
-            query_start_loc=lengths.cumsum(0).int(),
-            seq_lens=torch.tensor([len(text) for text in texts.values()], dtype=torch.int32),
-            block_tables=torch.zeros(len(texts), 1, dtype=torch.int32),
+            positions=torch.from_numpy(positions),
+            slot_mapping=torch.from_numpy(slots + positions % self.block_size),
+            query_start_loc=torch.from_numpy(offsets),
+            seq_lens=torch.from_numpy(ends),
+            block_tables=torch.from_numpy(tables),
             logits_indices=torch.arange(len(tokens)),
-            max_query_len=max((len(row) for row in rows), default=0),
-            max_seq_len=max((len(text) for text in texts.values()), default=0),
+            max_query_len=int(lengths.max(initial=0)),
+            max_seq_len=int(ends.max(initial=0)),
         )
+        return ComputedStep(
+            batch=batch,
+            target=self._target_output(proposer, tokens),
+            request_ids=tuple(texts),
+            token_ids=tuple(texts.values()),
+            num_computed=ends,
+            first_position=starts,
+            num_preemptions=np.zeros(len(texts), dtype=np.int32),
+            kept=np.arange(len(tokens)),
+            kept_start=offsets,
+            samples=np.ones(len(texts), dtype=bool),
+            finished=np.zeros(len(texts), dtype=bool),
+        )
+
+    def _target_output(self, proposer: Proposer, tokens: torch.Tensor) -> TargetOutput:
+        """Random hidden states that depend on the tokens alone; their logits are all 0."""
+        needs = proposer.needs
+        generator = torch.Generator().manual_seed(7)
+        tables = torch.randn(1 + len(needs.aux_layers), self.vocab_size, self.hidden_size, generator=generator)
         hidden = [table[tokens] for table in tables]
-        target = TargetOutput(
+        return TargetOutput(
             logits=torch.zeros(len(tokens), self.vocab_size),
-            hidden_states=hidden[0],
-            aux_hidden_states=tuple(hidden[1:]),
+            hidden_states=hidden[0] if needs.hidden_states else None,
+            aux_hidden_states=tuple(hidden[1:]) if needs.aux_layers else None,
         )
-        return {
-            "batch": batch,
-            "target": target,
-            "batch_rows": np.arange(len(texts), dtype=np.int32),
-            "num_accepted_tokens": np.array([len(row) - 1 for row in rows], dtype=np.int32),
-        }
+
+    def block_table(self, request_id: str) -> np.ndarray:
+        """int32: the blocks of a request, enough for ``max_model_len`` and the lookahead; all ids lie below
+        ``num_blocks``."""
+        known: dict[str, int] = self.__dict__.setdefault("_blocks_of", {})
+        index = known.setdefault(request_id, len(known))
+        width = -(-(self.max_model_len + self.num_speculative_tokens + 1) // self.block_size)
+        assert (index + 1) * width <= self.num_blocks, "num_blocks is too small for the contract's requests"
+        return np.arange(index * width, (index + 1) * width, dtype=np.int32)[::-1].copy()
 
     def start(self, proposer: Proposer, request_id: str, prompt: np.ndarray) -> None:
         """Begin a request."""
@@ -157,7 +195,7 @@ class ProposerContract(PluginContract):
             text = rng.integers(0, self.vocab_size, length)
             if i % 3 == 1:
                 text = np.resize(text[: 1 + length // 4], length)
-            texts[f"contract-{i}"] = _frozen(text[:1] if i % 5 == 4 else text)
+            texts[f"contract-{i}"] = _frozen(text[: self.shortest_text] if i % 5 == 4 else text)
         return texts
 
     # --- checks -----------------------------------------------------------------------------------
@@ -184,8 +222,8 @@ class ProposerContract(PluginContract):
         self.step(proposer, _grown(texts, 1), limits[::-1], {key: len(text) for key, text in texts.items()})
 
     def test_one_token_prompt(self, proposer: Proposer) -> None:
-        """A text of one token can be drafted for."""
-        self.draft_alone(proposer, "contract-one", _frozen(np.array([3])))
+        """The shortest text can be drafted for."""
+        self.draft_alone(proposer, "contract-one", _frozen(np.array([3, 5][: self.shortest_text])))
 
     def test_near_the_length_limit(self, proposer: Proposer) -> None:
         """A text that almost fills the model's length is drafted for within what is left."""
@@ -403,10 +441,10 @@ def _seed_of(request_id: str) -> int:
 
 def _snapshot(batch: ProposalInput) -> dict[str, np.ndarray]:
     """Copies of every array and tensor of a proposal input, by name."""
-    values: dict[str, Any] = {"max_draft_tokens": batch.max_draft_tokens, "batch_rows": batch.batch_rows}
+    values: dict[str, Any] = {"max_draft_tokens": batch.max_draft_tokens}
     values |= {f"token_ids[{i}]": tokens for i, tokens in enumerate(batch.token_ids)}
-    for part in (batch.batch, batch.target):
-        if part is not None:
+    if batch.computed is not None:
+        for part in (batch.computed, batch.computed.batch, batch.computed.target):
             values |= attrs.asdict(part, recurse=False)
     for i, hidden in enumerate(values.pop("aux_hidden_states", None) or ()):
         values[f"aux_hidden_states[{i}]"] = hidden

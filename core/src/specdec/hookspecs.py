@@ -29,6 +29,7 @@ import pluggy
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
     from pathlib import Path
 
     from specdec.attention.interface import AttentionBackend
@@ -108,20 +109,22 @@ def attention_backend(requirements: AttentionRequirements, engine: EngineContext
 
 
 @hookspec(firstresult=True)
-def draft_head(checkpoint: Path, engine: EngineContext) -> DraftHead | None:
+def draft_head(checkpoint: Path, overrides: Mapping[str, Any], engine: EngineContext) -> DraftHead | None:
     """Build a draft head for the target's architecture.
 
     When called: once per engine, by a proposer that runs heads, after the target is loaded.
 
     Args:
         checkpoint: directory of the head's checkpoint.
+        overrides: keys of the checkpoint's configuration that the user set otherwise.
         engine: facts about the engine; ``engine.target`` is loaded.
 
     Returns:
-        A `specdec.drafting.DraftHead` whose weights are not loaded yet.
+        A `specdec.drafting.DraftHead` with its weights.
 
     Raises:
         ModelLoadError: missing or surplus tensors, by name.
+        PluginUnsuitableError: the head was made for another target; both sizes are named.
 
     Compatibility: since 0.1.
     """
@@ -197,7 +200,8 @@ def stat_logger(config: Any, engine: EngineContext) -> StatLogger | None:
 def add_command(cli: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add a subcommand to the ``specdec`` command line.
 
-    When called: only when the subcommand's name is typed, or for ``specdec --help``; must import nothing heavy.
+    When called: only when the subcommand's name is typed, or for ``specdec --help``; must import nothing heavy. A name
+    with a dot is typed as two words: ``bench.serve`` is ``specdec bench serve``.
 
     Args:
         cli: the subparsers object; call ``add_parser`` once with the entry point's name and set ``run`` as a default, a

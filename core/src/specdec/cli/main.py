@@ -70,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: list[str]) -> int:
     """Parse and run; mistakes are raised."""
-    parser = build_parser(typed_command(argv))
+    command = typed_command(argv)
+    argv, command = join_words(argv, command)
+    parser = build_parser(command)
     try:
         arguments = parser.parse_args(argv)
     except SystemExit as stop:  # --help and --version
@@ -87,6 +89,25 @@ def typed_command(argv: Sequence[str]) -> str | None:
     """The first word that is no option; None when help is asked for before it."""
     first = next((word for word in argv if not word.startswith("-") or word in ("-h", "--help")), None)
     return None if first is None or first.startswith("-") else first
+
+
+def join_words(argv: list[str], command: str | None) -> tuple[list[str], str | None]:
+    """``bench serve`` -> ``bench.serve`` where a plugin has a command of that name: a command may have two words."""
+    if command is None:
+        return argv, command
+    position = argv.index(command)
+    joined = f"{command}.{argv[position + 1]}" if len(argv) > position + 1 else ""
+    if joined not in _two_word_commands():
+        return argv, command
+    return [*argv[:position], joined, *argv[position + 2 :]], joined
+
+
+def _two_word_commands() -> set[str]:
+    from specdec.registry import Registry
+    from specdec.registry.catalogue import DISTRIBUTIONS
+
+    names = {*Registry().command_names(), *DISTRIBUTIONS["command"]}
+    return {name for name in names if "." in name}
 
 
 def build_parser(command: str | None) -> Parser:

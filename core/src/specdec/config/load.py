@@ -14,7 +14,14 @@ import attrs
 
 from specdec.config import files
 from specdec.config.introspect import leaves
-from specdec.config.problems import MissingSettingError, SettingsConflictError, UnknownSettingError, closest, join
+from specdec.config.problems import (
+    InvalidValueError,
+    MissingSettingError,
+    SettingsConflictError,
+    UnknownSettingError,
+    closest,
+    join,
+)
 from specdec.config.schema import EngineConfig, SpeculativeConfig
 from specdec.config.structure import structure
 from specdec.config.text import parse_text
@@ -25,6 +32,10 @@ CONFIG_VARIABLE = "SPECDEC_CONFIG"
 
 DEFAULT = "default"
 """Origin of a value that no source sets."""
+
+COMMAND_TABLES = ("server",)
+"""Tables of a configuration file that belong to a command, not to the engine. `load` leaves them out; the command reads
+its table with `load_table` and checks it."""
 
 
 @attrs.frozen
@@ -65,10 +76,32 @@ def load(
     """
     environ = os.environ if environ is None else environ
     file = _choose_file(path, environ)
-    layers = [Layer(*files.read(file))] if file else []
+    layers = [_without_command_tables(Layer(*files.read(file)))] if file else []
     layers.append(environment_layer(environ))
     layers.append(override_layer(overrides or {}, origins or {}))
     return combine(layers)
+
+
+def load_table(
+    name: str, path: str | os.PathLike[str] | None = None, *, environ: Mapping[str, str] | None = None
+) -> Layer:
+    """A command's own table of the configuration file that `load` reads with the same ``path``, not checked yet.
+
+    Returns:
+        Its values, and the origin of each by dotted path (``server.port``); empty when there is no file or no table.
+
+    Raises:
+        ConfigError: the file cannot be read, or the name does not stand for a table in it.
+    """
+    assert name in COMMAND_TABLES
+    file = _choose_file(path, os.environ if environ is None else environ)
+    if file is None:
+        return Layer({}, {})
+    values, origins = files.read(file)
+    table = values.get(name, {})
+    if not isinstance(table, Mapping):
+        raise InvalidValueError(name, table, "a table", origin=origins.get(name))
+    return Layer(dict(table), {key: at for key, at in origins.items() if key.partition(".")[0] == name})
 
 
 def from_kwargs(model: str | os.PathLike[str], **kwargs: Any) -> EngineConfig:
@@ -165,6 +198,12 @@ def setting_paths(config: EngineConfig) -> list[str]:
 def variable_name(path: str) -> str:
     """The environment variable of a setting."""
     return ENVIRONMENT_PREFIX + path.replace(".", "_").upper()
+
+
+def _without_command_tables(layer: Layer) -> Layer:
+    values = {key: value for key, value in layer.values.items() if key not in COMMAND_TABLES}
+    origins = {path: at for path, at in layer.origins.items() if path.partition(".")[0] not in COMMAND_TABLES}
+    return Layer(values, origins, layer.replaces)
 
 
 # --- merging ------------------------------------------------------------------------------------

@@ -136,8 +136,9 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "triton": "specdec-attention-triton",
     },
     "grammar": {"xgrammar": "specdec-grammar-xgrammar"},
-    "stat_logger": {"logging": "specdec-core"},
+    "stat_logger": {"logging": "specdec-core", "prometheus": "specdec-server"},
     "command": {
+        "bench.serve": "specdec-server",
         "demo": "specdec-demo",
         "serve": "specdec-server",
         "top": "specdec-server",

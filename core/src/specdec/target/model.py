@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec.attention.interface import AttentionBackend, KVCache, KVGeometry, LayerKV
+from specdec.attention.interface import AttentionBackend, KVCache, KVGeometry
+from specdec.attention.paged import allocate_kv_cache, kv_bytes_per_token
 from specdec.errors import UnsupportedModelError
 from specdec.target import bridge
 from specdec.target.cache import cache_root
@@ -84,7 +85,14 @@ class TargetModel:
     """Runs packed batches through the target; see the module's docstring."""
 
     def __init__(
-        self, parts: ModelParts, traced: Trace, info: TargetInfo, tokenizer: Any, stack: FusedStack | None = None
+        self,
+        parts: ModelParts,
+        traced: Trace,
+        info: TargetInfo,
+        tokenizer: Any,
+        *,
+        weight_bytes: int,
+        stack: FusedStack | None = None,
     ) -> None:
         """Hold a checked model; use `from_model` or `load_target` to make one."""
         self.info = info
@@ -93,6 +101,8 @@ class TargetModel:
         self.dtype: torch.dtype = parts.dtype
         self.model = parts.model
         """The transformers model, possibly with fused modules in place of some of its own."""
+        self.weight_bytes = weight_bytes
+        """Bytes of the model's parameters and buffers."""
         self._parts = parts
         self._trace = traced
         self._stack = stack
@@ -121,6 +131,7 @@ class TargetModel:
         parts = text_part(model)
         del model  # towers of other modalities go with it
         config = parts.config
+        weight_bytes = sum(tensor.nbytes for tensor in (*parts.model.parameters(), *parts.model.buffers()))
         reasons = architecture_reasons(config, type(parts.model))
         if reasons:
             raise refuse(name, config.model_type, reasons)
@@ -146,7 +157,7 @@ class TargetModel:
             max_position_embeddings=max_positions,
             eos_token_ids=eos_token_ids(generation_config, config, tokenizer),
         )
-        return cls(parts, traced, info, tokenizer, stack)
+        return cls(parts, traced, info, tokenizer, weight_bytes=weight_bytes, stack=stack)
 
     def requirements(self, block_size: int, trees: bool = False) -> AttentionRequirements:
         """What an attention backend must be able to do for this target."""
@@ -160,8 +171,7 @@ class TargetModel:
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of K/V that one token takes over all layers."""
-        size = self.dtype.itemsize
-        return sum(size * layer.num_kv_heads * (layer.head_dim + layer.v_head_dim) for layer in self._trace.layers)
+        return kv_bytes_per_token(self._trace.layers, self.dtype)
 
     @property
     def kv_geometry(self) -> KVGeometry:
@@ -176,24 +186,7 @@ class TargetModel:
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """Make the paged cache, all zeros; on the CPU pages cost memory only once they are written."""
-        slots = num_blocks * block_size
-        layers = tuple(
-            LayerKV(
-                keys=self._zeros(slots, layer.num_kv_heads, layer.head_dim),
-                values=self._zeros(slots, layer.num_kv_heads, layer.v_head_dim),
-            )
-            for layer in self._trace.layers
-        )
-        return KVCache(layers, num_blocks, block_size)
-
-    def _zeros(self, *shape: int) -> Tensor:
-        if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        import numpy as np
-
-        # numpy's zeros come from calloc, which hands out untouched pages; torch's are written.
-        raw = np.zeros(shape, dtype=np.int32 if self.dtype.itemsize == 4 else np.int16)
-        return torch.from_numpy(raw).view(self.dtype)
+        return allocate_kv_cache(self._trace.layers, self.dtype, self.device, KVGeometry(num_blocks, block_size))
 
     def bind(self, backend: AttentionBackend, cache: KVCache, needs: Needs) -> None:
         """Set what forward passes use, and tap the hidden states that ``needs`` asks for.

@@ -1,0 +1,22 @@
+"""What model-based proposers share: draft layers over the target's block tables, and chains drafted with them."""
+
+from specdec.drafting.chain import ChainDrafter, Chains, NextLogits
+from specdec.drafting.layers_kv import DraftLayers, draft_backend
+from specdec.drafting.packing import SlotTable, Span, portions
+from specdec.drafting.sampling import DraftSampler, sampling_tensors
+from specdec.drafting.validity import DraftState, DraftValidity
+
+__all__ = [
+    "ChainDrafter",
+    "Chains",
+    "DraftLayers",
+    "DraftSampler",
+    "DraftState",
+    "DraftValidity",
+    "NextLogits",
+    "SlotTable",
+    "Span",
+    "draft_backend",
+    "portions",
+    "sampling_tensors",
+]

@@ -1,0 +1,139 @@
+"""From runs of tokens to packed batches for layers that share the target's block tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from specdec.types import PackedBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from specdec.types import ComputedStep
+
+
+@frozen(eq=False)
+class Span:
+    """Consecutive tokens of one request to run through the draft layers."""
+
+    row: int
+    """The request's row in the step's block tables."""
+    start: int
+    """Position of the first token."""
+    token_ids: np.ndarray
+    """int64 [n], n at least 1."""
+    last_wanted: bool = False
+    """Whether the logits of the last token are wanted."""
+
+    @property
+    def end(self) -> int:
+        """The position after the last token."""
+        return self.start + len(self.token_ids)
+
+    def cut(self, count: int) -> tuple[Span, Span]:
+        """The first ``count`` tokens, and the rest."""
+        head = Span(self.row, self.start, self.token_ids[:count])
+        return head, Span(self.row, self.start + count, self.token_ids[count:], self.last_wanted)
+
+
+def portions(spans: Sequence[Span], max_tokens: int) -> Iterator[list[Span]]:
+    """Divide spans into lists of at most ``max_tokens`` tokens, in order; long spans are cut."""
+    portion: list[Span] = []
+    room = max_tokens
+    for span in spans:
+        rest = span
+        while len(rest.token_ids) > room:
+            if room:
+                head, rest = rest.cut(room)
+                portion.append(head)
+            yield portion
+            portion, room = [], max_tokens
+        portion.append(rest)
+        room -= len(rest.token_ids)
+    if portion:
+        yield portion
+
+
+class SlotTable:
+    """The block tables of a step's requests, on the host, for building batches over the same blocks."""
+
+    def __init__(self, computed: ComputedStep, block_size: int, device: torch.device) -> None:
+        """Copy the tables.
+
+        Args:
+            computed: the step.
+            block_size: positions per block.
+            device: where the batches go.
+        """
+        self._tables = computed.batch.block_tables.cpu().numpy()
+        self._block_size = block_size
+        self._device = device
+
+    def blocks(self, row: int, count: int) -> np.ndarray:
+        """int32 [count]: the first blocks of the request in a row."""
+        return self._tables[row, :count]
+
+    def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """int64: the slot of each position of the request in each row."""
+        blocks = self._tables[rows, positions // self._block_size].astype(np.int64)
+        return blocks * self._block_size + positions % self._block_size
+
+    def batch_of_spans(self, spans: Sequence[Span]) -> PackedBatch:
+        """One request per span; logits rows are the last tokens of those that want them."""
+        lengths = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
+        starts = np.array([span.start for span in spans], dtype=np.int64)
+        rows = np.array([span.row for span in spans], dtype=np.int64)
+        ends = np.cumsum(lengths)
+        offsets = np.concatenate([[0], ends])
+        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - starts, lengths)
+        wanted = np.array([span.last_wanted for span in spans], dtype=bool)
+        return self._batch(
+            np.concatenate([span.token_ids for span in spans]),
+            positions,
+            self.slots(np.repeat(rows, lengths), positions),
+            offsets,
+            starts + lengths,
+            rows,
+            ends[wanted] - 1,
+        )
+
+    def batch_of_tokens(self, token_ids: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> PackedBatch:
+        """One token per request: int64 [A] ids (on the device), rows and positions; logits of all.
+
+        This is how the newest draft token of each request is run.
+        """
+        offsets = np.arange(len(rows) + 1)
+        return self._batch(
+            token_ids, positions, self.slots(rows, positions), offsets, positions + 1, rows, offsets[:-1]
+        )
+
+    def _batch(
+        self,
+        token_ids: np.ndarray | torch.Tensor,
+        positions: np.ndarray,
+        slots: np.ndarray,
+        offsets: np.ndarray,
+        seq_lens: np.ndarray,
+        rows: np.ndarray,
+        wanted: np.ndarray,
+    ) -> PackedBatch:
+        longest = int(seq_lens.max())
+        tables = self._tables[rows, : -(-longest // self._block_size)]
+        return PackedBatch(
+            input_ids=token_ids if isinstance(token_ids, torch.Tensor) else self._tensor(token_ids),
+            positions=self._tensor(positions),
+            slot_mapping=self._tensor(slots),
+            query_start_loc=self._tensor(offsets.astype(np.int32)),
+            seq_lens=self._tensor(seq_lens.astype(np.int32)),
+            block_tables=self._tensor(tables),
+            logits_indices=self._tensor(wanted),
+            max_query_len=int(np.diff(offsets).max()),
+            max_seq_len=longest,
+        )
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)

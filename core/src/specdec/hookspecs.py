@@ -13,7 +13,8 @@ entry-point group               hook                 object returned
 ``specdec.heads``               `draft_head`         `specdec.drafting.DraftHead`
 ``specdec.verifiers``           `verify`             `specdec.verify.Verifier`
 ``specdec.attention_backends``  `attention_backend`  `specdec.attention.AttentionBackend`
-``specdec.grammars``            `grammar`            a grammar backend
+``specdec.grammars``            `grammar`            `specdec.grammar.GrammarBackend`
+``specdec.logits_processors``   `logits_processor`   `specdec.sampling.processor.LogitsProcessor`
 ``specdec.stat_loggers``        `stat_logger`        `specdec.metrics.StatLogger`
 ``specdec.commands``            `add_command`        nothing
 =============================== ==================== ==============================================
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
     from specdec.attention.interface import AttentionBackend
     from specdec.drafting.base import DraftHead, Proposer
+    from specdec.grammar.interface import GrammarBackend
     from specdec.metrics.loggers import StatLogger
+    from specdec.sampling.processor import LogitsProcessor
     from specdec.types import AttentionRequirements, EngineContext, Identification
     from specdec.verify.base import Verifier
 
@@ -163,17 +166,44 @@ def identify(checkpoint: Path) -> Identification | None:
 
 
 @hookspec(firstresult=True)
-def grammar(config: Any, engine: EngineContext) -> Any:
-    """Build a grammar backend for structured output.
+def grammar(config: Any, engine: EngineContext) -> GrammarBackend | None:
+    """Build a grammar backend for structured output (`SamplingParams.structured_outputs`).
 
-    When called: once per engine, when a grammar backend is selected.
+    When called: once per engine. With ``grammar_backend = "auto"`` when the first request asks for structured output, on
+    the thread that adds it; when the user named the backend, while the engine starts.
 
     Args:
         config: instance of the plugin's `config_class`, or an empty mapping.
-        engine: facts about the engine; ``engine.tokenizer`` is set.
+        engine: facts about the engine; ``engine.tokenizer`` is None when the model has none, and
+            ``engine.target_info.eos_token_ids`` are the tokens that end an output.
 
     Returns:
-        A grammar backend.
+        A `specdec.grammar.GrammarBackend`. Its `compile` is called from any thread; the matchers it gives live on the
+        engine's thread.
+
+    Raises:
+        SpecdecError: the backend cannot serve this model, for example without a tokenizer.
+
+    Compatibility: since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def logits_processor(config: Any, engine: EngineContext) -> LogitsProcessor | None:
+    """Build a logits processor, which changes the logits of some requests before a token is chosen.
+
+    When called: once per engine for each name in ``logits_processors``, after the target is loaded.
+
+    Args:
+        config: instance of the plugin's `config_class`, made from ``logits_processor_options.<name>``, or an empty mapping.
+        engine: facts about the engine; read-only.
+
+    Returns:
+        A `specdec.sampling.processor.LogitsProcessor`. When one of its methods raises in a step, the requests it applies to
+        fail with a message that names the plugin's distribution and version, and others go on.
+
+    Raises:
+        SpecdecError: shown as it is; the engine does not start.
 
     Compatibility: since 0.1.
     """

@@ -105,6 +105,8 @@ class Step(IntEnum):
     """Two areas of BLOCK_ROWS rows of SCRATCH_STRIDE bytes, then for each thread FEW_ROWS rows and TILE_BYTES."""
     SCRATCH_STRIDE = 10
     BLOCK_ROWS = 11
+    INPUT = 12
+    """What a layer without input norm projects to queries, keys and values: [ROWS, Layer.INPUT_WIDTH], contiguous."""
 
 
 class Layer(IntEnum):
@@ -118,7 +120,8 @@ class Layer(IntEnum):
     ATTENDED_WIDTH = 5
     ACTIVATION = 6
     INPUT_NORM = 7
-    """Addresses of descriptions, from here on; QUERY_NORM and KEY_NORM may be 0."""
+    """Addresses of descriptions, from here on; INPUT_NORM, QUERY_NORM and KEY_NORM may be 0. Without an input norm the
+    projection takes Step.INPUT as it is."""
     QKV = 8
     QUERY_NORM = 9
     KEY_NORM = 10
@@ -128,6 +131,8 @@ class Layer(IntEnum):
     DOWN = 14
     ROTATES = 15
     """1 if queries and keys are rotated, 0 if not."""
+    INPUT_WIDTH = 16
+    """Of the query, key and value projection."""
 
 
 class Between(IntEnum):
@@ -288,7 +293,12 @@ def _before_attention(step: int, layer: int, row: int, rows: int, thread: int, t
     hidden = word(step, Step.HIDDEN) + row * hidden_stride
     qkv_stride = word(layer, Layer.QKV_WIDTH) * _size(kind)
     qkv = word(step, Step.QKV) + row * qkv_stride
-    normalize(word(layer, Layer.INPUT_NORM), kind, hidden, hidden_stride, rows, left, stride, part, parts)
+    norm, width = word(layer, Layer.INPUT_NORM), word(layer, Layer.INPUT_WIDTH)
+    if norm != 0:
+        normalize(norm, kind, hidden, hidden_stride, rows, left, stride, part, parts)
+    else:
+        source = word(step, Step.INPUT) + row * width * _size(kind)
+        widen_rows(kind, source, width * _size(kind), width, rows, left, stride, part, parts)
     if together:
         barrier(team, threads)
     linear = word(layer, Layer.QKV)

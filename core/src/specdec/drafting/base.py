@@ -96,7 +96,7 @@ class DraftHead(ABC):
     alone."""
     attention_layers: tuple[AttentionLayer, ...] = ()
     """The head's own attention layers; ``index`` counts from 0."""
-    query_scales: Mapping[int, QueryScale] = {}  # noqa: RUF012 - read-only
+    query_scales: Mapping[int, QueryScale] = {}
     """Layers whose queries are scaled by position."""
     draft_vocab_size: int
     """Width of `logits`."""

@@ -41,7 +41,9 @@ class LayerWeights:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    input_norm: NormWeight
+    input_norm: NormWeight | None
+    """None for the first layer of a draft head: queries, keys and values are projected from `FusedLayers.run`'s
+    ``inputs``, which may be wider than the residual stream."""
     qkv: PackedWeight
     query_norm: NormWeight | None
     key_norm: NormWeight | None
@@ -82,7 +84,7 @@ def _layer_words(weights: LayerWeights) -> ctypes.Array[ctypes.c_int64]:
             Layer.QKV_WIDTH: weights.qkv.out_features,
             Layer.ATTENDED_WIDTH: weights.output.in_features,
             Layer.ACTIVATION: GATES[weights.activation],
-            Layer.INPUT_NORM: weights.input_norm.address,
+            Layer.INPUT_NORM: weights.input_norm.address if weights.input_norm else 0,
             Layer.QKV: weights.qkv.address,
             Layer.QUERY_NORM: weights.query_norm.address if weights.query_norm else 0,
             Layer.KEY_NORM: weights.key_norm.address if weights.key_norm else 0,
@@ -91,6 +93,7 @@ def _layer_words(weights: LayerWeights) -> ctypes.Array[ctypes.c_int64]:
             Layer.GATE_UP: weights.gate_up.address,
             Layer.DOWN: weights.down.address,
             Layer.ROTATES: int(weights.rotates),
+            Layer.INPUT_WIDTH: weights.qkv.in_features,
         },
     )
 
@@ -120,7 +123,13 @@ class FusedLayers:
         self._qkv = torch.empty(0, dtype=self._dtype)
 
     def run(
-        self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend, tap: Callable[[int], None] | None = None
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        tap: Callable[[int], None] | None = None,
+        inputs: Tensor | None = None,
     ) -> None:
         """Apply all layers.
 
@@ -130,7 +139,9 @@ class FusedLayers:
             sin: the same.
             attend: computes attention; gets views of a buffer that the next layer overwrites.
             tap: called with i when ``hidden`` is the output of the i-th layer.
+            inputs: [T, input width of the projection], contiguous, for layers without an input norm.
         """
+        self._step[Step.INPUT] = 0 if inputs is None else inputs.data_ptr()
         query, key, value = self._begin(hidden, cos, sin)
         step, start = self._step, self._team.run
         region, long = between_attention_region.address, self._heavy or hidden.shape[0] >= _LONG_ROWS

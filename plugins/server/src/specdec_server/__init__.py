@@ -1,0 +1,3 @@
+"""OpenAI-compatible HTTP server for specdec."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,231 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from specdec_server.api import formats
+from specdec_server.api.messages import for_template
+from specdec_server.api.sampling import sampling_params
+from specdec_server.api.service import Ask, merge, new_id
+from specdec_server.api.streaming import respond
+from specdec_server.api.tools import HeldText, ToolChoice, find_calls, read_choice
+from specdec_server.http.errors import AsciiJSONResponse, invalid
+from specdec_server.http.streams import event, while_connected
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from specdec.outputs import CompletionOutput, RequestOutput
+    from specdec.sampling.params import SamplingParams
+    from specdec_server.api.requests import ChatCompletionRequest
+    from specdec_server.api.service import Service
+
+
+async def create_chat_completion(service: Service, request: Request, body: ChatCompletionRequest) -> Response:
+    """Answer a conversation."""
+    service.check_open()
+    answer = Answer(service, body, service.check_model(body.model), read_choice(body.tools, body.tool_choice))
+    params = answer.params
+    if params.n > service.config.max_choices:
+        raise invalid(f"n is {params.n}; this server makes at most {service.config.max_choices} choices", "n")
+    ask = Ask(
+        token_ids=await service.tokenise_chat(for_template(body.messages), **answer.template_options),
+        params=params,
+        request_id=answer.id,
+        kind="delta" if body.stream else "final",
+        priority=body.priority or 0,
+        speculation=body.speculation,
+    )
+    if body.stream:
+        return await respond(service, request, merge([service.outputs(ask)]), answer.chunks)
+    output = await while_connected(request, service.final(ask))
+    return AsciiJSONResponse(answer.whole(output), headers=service.headers)
+
+
+@define(eq=False)
+class Answer:
+    """Makes the answers to one chat request."""
+
+    service: Service
+    body: ChatCompletionRequest
+    model: str
+    tool_choice: ToolChoice
+    id: str = field(factory=lambda: new_id("chatcmpl"))
+    created: int = field(factory=lambda: int(time.time()))
+
+    @property
+    def params(self) -> SamplingParams:
+        """The sampling parameters."""
+        body = self.body
+        if body.top_logprobs is not None and not body.logprobs:
+            raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
+        if body.stream and body.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs cannot be streamed", "prompt_logprobs")
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        return sampling_params(
+            body,
+            max_tokens=max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            max_logprobs=self.service.config.max_logprobs,
+            structured=self.tool_choice.constraint(),
+        )
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """What the chat template gets beside the messages."""
+        body = self.body
+        continued = bool(body.continue_final_message)
+        if continued and body.add_generation_prompt:
+            raise invalid(
+                "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
+            )
+        generation = not continued if body.add_generation_prompt is None else body.add_generation_prompt
+        return {
+            "tools": list(self.tool_choice.tools) if self.tool_choice.is_on else None,
+            "add_generation_prompt": generation,
+            "continue_final_message": continued,
+            "variables": body.chat_template_kwargs,
+        }
+
+    def whole(self, output: RequestOutput) -> dict[str, Any]:
+        """The answer of a request that is not streamed."""
+        num_tokens = sum(len(choice.token_ids) for choice in output.outputs)
+        answer = {
+            **self._frame("chat.completion"),
+            "choices": [self._whole_choice(choice) for choice in output.outputs],
+            "usage": formats.usage([output], num_tokens),
+        }
+        if self.body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = formats.prompt_logprobs(output)
+        if self.body.return_token_ids:
+            answer["prompt_token_ids"] = output.prompt_token_ids
+        if self.body.return_spec_stats:
+            answer["spec_stats"] = formats.spec_stats([output])
+        return answer
+
+    def _whole_choice(self, choice: CompletionOutput) -> dict[str, Any]:
+        text, calls = find_calls(choice.text, self.tool_choice) if self.tool_choice.is_on else (choice.text, [])
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text.strip() or None if calls else text,
+            "refusal": None,
+        }
+        if calls:
+            message["tool_calls"] = [call.as_dict() for call in calls]
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": self._logprobs(choice),
+            "finish_reason": self._finish_reason(choice, calls=bool(calls)),
+            "stop_reason": choice.stop_reason,
+            **self._extras(choice),
+        }
+
+    def _logprobs(self, choice: CompletionOutput) -> dict[str, Any] | None:
+        tokenizer = self.service.llm.get_tokenizer()
+        return formats.chat_logprobs(choice, self.body.top_logprobs or 0, tokenizer) if self.body.logprobs else None
+
+    def _finish_reason(self, choice: CompletionOutput, *, calls: bool) -> str | None:
+        made_calls = calls and choice.finish_reason == "stop" and self.tool_choice.mode != "named"
+        return "tool_calls" if made_calls else choice.finish_reason
+
+    def _extras(self, choice: CompletionOutput) -> dict[str, Any]:
+        extras: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            extras["token_ids"] = choice.token_ids
+        if self.body.return_token_origins:
+            extras["token_origins"] = choice.token_origins
+        return extras
+
+    async def chunks(self, outputs: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[bytes]:
+        """The parts of a streamed answer."""
+        held: dict[int, HeldText] = {}
+        ended: set[int] = set()
+        num_tokens = 0
+        options = self.body.stream_options
+        continuous = bool(options and options.continuous_usage_stats)
+        last: RequestOutput | None = None
+        async with aclosing(outputs) as stream:
+            async for _, output in stream:
+                if last is None:
+                    for choice in output.outputs:
+                        yield self._event(choice.index, {"role": "assistant", "content": ""})
+                last = output
+                for choice in output.outputs:
+                    if choice.index in ended:
+                        continue
+                    num_tokens += len(choice.token_ids)
+                    usage = formats.usage([output], num_tokens) if continuous else None
+                    for part in self._parts(choice, held.setdefault(choice.index, HeldText(self.tool_choice)), usage):
+                        yield part
+                    if choice.finish_reason is not None:
+                        ended.add(choice.index)
+        assert last is not None
+        if options and options.include_usage:
+            tail = {"usage": formats.usage([last], num_tokens), **self._stats(last)}
+            yield event({**self._frame("chat.completion.chunk"), "choices": [], **tail})
+        elif self.body.return_spec_stats:
+            yield event({**self._frame("chat.completion.chunk"), "choices": [], **self._stats(last)})
+
+    def _parts(self, choice: CompletionOutput, held: HeldText, usage: dict[str, Any] | None) -> list[bytes]:
+        """The events for what is new in a choice."""
+        extras = self._extras(choice)
+        logprobs = self._logprobs(choice)
+        text = held.add(choice.text) if self.tool_choice.is_on else choice.text
+        delta: dict[str, Any] = {}
+        calls = []
+        if choice.finish_reason is not None and self.tool_choice.is_on:
+            rest, calls = held.finish()
+            text += rest
+            if calls:
+                delta["tool_calls"] = [call.as_dict(index) for index, call in enumerate(calls)]
+        if text:
+            delta["content"] = text
+        finish_reason = self._finish_reason(choice, calls=bool(calls))
+        if not (delta or finish_reason or extras or choice.logprobs):
+            return []
+        return [
+            self._event(
+                choice.index, delta, logprobs, finish_reason, usage, {**extras, "stop_reason": choice.stop_reason}
+            )
+        ]
+
+    def _event(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        usage: dict[str, Any] | None = None,
+        extras: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            **(extras or {}),
+        }
+        chunk = {**self._frame("chat.completion.chunk"), "choices": [choice]}
+        if usage is not None:
+            chunk["usage"] = usage
+        return event(chunk)
+
+    def _stats(self, output: RequestOutput) -> dict[str, Any]:
+        return {"spec_stats": formats.spec_stats([output])} if self.body.return_spec_stats else {}
+
+    def _frame(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.service.fingerprint,
+        }

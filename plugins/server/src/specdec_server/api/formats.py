@@ -1,0 +1,122 @@
+"""The parts that answers are made of: log-probabilities, token counts, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from specdec.sampling.token_text import token_bytes
+
+if TYPE_CHECKING:
+    from specdec.outputs import CompletionOutput, RequestOutput
+    from specdec.sampling.logprobs import Logprob
+    from specdec.sampling.token_text import TokenBytes
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON does not have; OpenAI's API uses the same number."""
+
+
+def usage(outputs: Sequence[RequestOutput], num_output_tokens: int) -> dict[str, Any]:
+    """Token counts of a request, all its prompts together."""
+    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+    }
+
+
+def spec_stats(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """How the drafts of a request fared, its prompts together."""
+    from specdec.metrics import SpecCounter
+
+    counter = SpecCounter()
+    for output in outputs:
+        one = output.spec_stats
+        counter.add(one.num_drafts, one.num_draft_tokens_per_pos, one.num_accepted_tokens_per_pos)
+    total = counter.snapshot()
+    return {
+        "num_drafts": total.num_drafts,
+        "num_draft_tokens": total.num_draft_tokens,
+        "num_accepted_tokens": total.num_accepted_tokens,
+        "num_draft_tokens_per_pos": list(total.num_draft_tokens_per_pos),
+        "num_accepted_tokens_per_pos": list(total.num_accepted_tokens_per_pos),
+        "acceptance_rate": total.acceptance_rate,
+        "mean_acceptance_length": total.mean_acceptance_length,
+        "lossless": all(output.lossless for output in outputs),
+    }
+
+
+def _finite(value: float) -> float:
+    return max(value, LOWEST)
+
+
+def token_name(token_id: int, entry: Logprob) -> str:
+    """A token as text; by its number for a model without a tokenizer."""
+    return f"token_id:{token_id}" if entry.decoded_token is None else entry.decoded_token
+
+
+def chat_logprobs(choice: CompletionOutput, top: int, tokenizer: Any) -> dict[str, Any] | None:
+    """``choices[].logprobs`` of the chat API for the tokens of ``choice``; None when none were asked for."""
+    if choice.logprobs is None:
+        return None
+    table = None if tokenizer is None else token_bytes(tokenizer)
+    content = []
+    for token_id, entries in zip(choice.token_ids, choice.logprobs, strict=True):
+        best = sorted(entries.items(), key=lambda item: item[1].rank)[:top]
+        alternatives = [_chat_entry(other, entry, table) for other, entry in best]
+        content.append({**_chat_entry(token_id, entries[token_id], table), "top_logprobs": alternatives})
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(token_id: int, entry: Logprob, table: TokenBytes | None) -> dict[str, Any]:
+    name = token_name(token_id, entry)
+    raw = name.encode("utf-8", "replace") if table is None else table.of(token_id)
+    return {"token": name, "logprob": _finite(entry.logprob), "bytes": list(raw)}
+
+
+def completion_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob] | None], top: int, offset: int
+) -> dict[str, Any]:
+    """``choices[].logprobs`` of the completions API.
+
+    Args:
+        token_ids: the tokens.
+        logprobs: for each, the entries; None for the first token of a prompt.
+        top: alternatives to show.
+        offset: where the first token's text begins in the whole text.
+    """
+    result: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token_id, entries in zip(token_ids, logprobs, strict=True):
+        name = "" if entries is None else token_name(token_id, entries[token_id])
+        result["tokens"].append(name)
+        result["text_offset"].append(offset)
+        offset += len(name)
+        if entries is None:
+            result["token_logprobs"].append(None)
+            result["top_logprobs"].append(None)
+            continue
+        result["token_logprobs"].append(_finite(entries[token_id].logprob))
+        best = sorted(entries.items(), key=lambda item: item[1].rank)[:top]
+        chosen = (token_id, entries[token_id])
+        shown = [*best, *([] if any(other == token_id for other, _ in best) else [chosen])]
+        result["top_logprobs"].append({token_name(other, entry): _finite(entry.logprob) for other, entry in shown})
+    return result
+
+
+def prompt_logprobs(output: RequestOutput) -> list[dict[str, Any] | None]:
+    """vLLM's ``prompt_logprobs``: for each prompt token a table by token id; None for the first."""
+    return [
+        None
+        if entries is None
+        else {
+            str(token_id): {
+                "logprob": _finite(entry.logprob),
+                "rank": entry.rank,
+                "decoded_token": entry.decoded_token,
+            }
+            for token_id, entry in entries.items()
+        }
+        for entries in output.prompt_logprobs or []
+    ]

@@ -1,0 +1,254 @@
+"""``POST /v1/responses``: the basic part of OpenAI's responses API. Nothing is stored between requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from specdec_server.api import formats
+from specdec_server.api.messages import for_template, text_of
+from specdec_server.api.requests import JSONSchema, ResponseFormat, SamplingFields
+from specdec_server.api.sampling import sampling_params
+from specdec_server.api.service import Ask, new_id
+from specdec_server.api.streaming import respond
+from specdec_server.api.tools import HeldText, ToolCall, ToolChoice, find_calls, read_choice
+from specdec_server.http.errors import AsciiJSONResponse, invalid
+from specdec_server.http.streams import event, while_connected
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from specdec.outputs import RequestOutput
+    from specdec.sampling.params import SamplingParams
+    from specdec_server.api.requests import ResponsesRequest
+    from specdec_server.api.service import Service
+
+
+async def create_response(service: Service, request: Request, body: ResponsesRequest) -> Response:
+    """Answer an input, a text or a conversation."""
+    service.check_open()
+    answer = Answer(service, body, service.check_model(body.model), read_choice(body.tools, body.tool_choice))
+    params = answer.params
+    ask = Ask(
+        token_ids=await service.tokenise_chat(
+            conversation(body), tools=list(answer.tool_choice.tools) if answer.tool_choice.is_on else None
+        ),
+        params=params,
+        request_id=answer.id,
+        kind="delta" if body.stream else "final",
+        priority=body.priority or 0,
+        speculation=body.speculation,
+    )
+    if body.stream:
+        return await respond(
+            service, request, service.outputs(ask), answer.events, done=b"", on_error=answer.error_event
+        )
+    output = await while_connected(request, service.final(ask))
+    text, calls = output.outputs[0].text, list[ToolCall]()
+    if answer.tool_choice.is_on:
+        text, calls = find_calls(text, answer.tool_choice)
+    return AsciiJSONResponse(answer.whole(output, text, calls), headers=service.headers)
+
+
+def conversation(body: ResponsesRequest) -> list[dict[str, Any]]:
+    """``instructions`` and ``input`` as messages for the chat template."""
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        messages.append({"role": "user", "content": body.input})
+    else:
+        messages += [_message(item, f"input[{number}]") for number, item in enumerate(body.input)]
+    return for_template(messages)
+
+
+def _message(item: dict[str, Any], where: str) -> dict[str, Any]:
+    """An input item as a message of the chat API."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        return {"role": item.get("role"), "content": item.get("content")}
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": text_of(item.get("output"), where)}
+    raise invalid(f"{where} is of type {kind!r}; known are message, function_call and function_call_output", "input")
+
+
+@define(eq=False)
+class Answer:
+    """Makes the answers to one request."""
+
+    service: Service
+    body: ResponsesRequest
+    model: str
+    tool_choice: ToolChoice
+    id: str = field(factory=lambda: new_id("resp"))
+    message_id: str = field(factory=lambda: new_id("msg"))
+    created: int = field(factory=lambda: int(time.time()))
+    _sequence: int = 0
+
+    @property
+    def params(self) -> SamplingParams:
+        """The sampling parameters."""
+        body = self.body
+        fields = SamplingFields(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            seed=body.seed,
+            response_format=self._format(),
+        )
+        return sampling_params(
+            fields,
+            max_tokens=body.max_output_tokens,
+            logprobs=None,
+            max_logprobs=self.service.config.max_logprobs,
+            structured=self.tool_choice.constraint(),
+        )
+
+    def _format(self) -> ResponseFormat | None:
+        wanted = self.body.text.format if self.body.text else None
+        if wanted is None:
+            return None
+        schema = JSONSchema(schema=wanted.schema_) if wanted.type == "json_schema" else None
+        return ResponseFormat(type=wanted.type, json_schema=schema)
+
+    def whole(self, output: RequestOutput, text: str, calls: list[ToolCall]) -> dict[str, Any]:
+        """The finished response."""
+        complete = output.outputs[0].finish_reason == "stop"
+        status = "completed" if complete else "incomplete"
+        items = [self._message(text, status)] if text or not calls else []
+        items += [_call_item(call) for call in calls]
+        usage = formats.usage([output], len(output.outputs[0].token_ids))
+        return {
+            **self._frame(status),
+            "incomplete_details": None if complete else {"reason": "max_output_tokens"},
+            "output": items,
+            "usage": _usage(usage),
+        }
+
+    def _message(self, text: str, status: str) -> dict[str, Any]:
+        return {
+            "id": self.message_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [_part(text)],
+        }
+
+    def _frame(self, status: str) -> dict[str, Any]:
+        body = self.body
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": self.model,
+            "output": [],
+            "parallel_tool_calls": True,
+            "temperature": body.temperature,
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": body.top_p,
+            "metadata": body.metadata or {},
+            "usage": None,
+        }
+
+    async def events(self, outputs: AsyncGenerator[RequestOutput]) -> AsyncGenerator[bytes]:
+        """The events of a streamed response."""
+        place = {"output_index": 0, "content_index": 0, "item_id": self.message_id}
+        held, text, num_tokens = HeldText(self.tool_choice), "", 0
+        calls: list[ToolCall] = []
+        last: RequestOutput | None = None
+        yield self._event("response.created", response=self._frame("in_progress"))
+        yield self._event("response.in_progress", response=self._frame("in_progress"))
+        async with aclosing(outputs) as stream:
+            async for output in stream:
+                last = output
+                choice = output.outputs[0]
+                num_tokens += len(choice.token_ids)
+                new = held.add(choice.text) if self.tool_choice.is_on else choice.text
+                if choice.finish_reason is not None and self.tool_choice.is_on:
+                    rest, calls = held.finish()
+                    new += rest
+                if new and not text:
+                    for part in self._begin_message(place):
+                        yield part
+                text += new
+                if new:
+                    yield self._event("response.output_text.delta", **place, delta=new, logprobs=[])
+        assert last is not None
+        last.outputs[0].token_ids = [0] * num_tokens  # only their number is told
+        whole = self.whole(last, text, calls)
+        if not text and not calls:
+            for part in self._begin_message(place):
+                yield part
+        if text or not calls:
+            for part in self._end_message(place, text, whole["output"][0]):
+                yield part
+        for index, item in enumerate(whole["output"]):
+            if item["type"] == "function_call":
+                yield self._event("response.output_item.added", output_index=index, item=item)
+                done = {"output_index": index, "item_id": item["id"], "arguments": item["arguments"]}
+                yield self._event("response.function_call_arguments.done", **done)
+                yield self._event("response.output_item.done", output_index=index, item=item)
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def _begin_message(self, place: dict[str, Any]) -> list[bytes]:
+        item = {**self._message("", "in_progress"), "content": []}
+        return [
+            self._event("response.output_item.added", output_index=0, item=item),
+            self._event("response.content_part.added", **place, part=_part("")),
+        ]
+
+    def _end_message(self, place: dict[str, Any], text: str, item: dict[str, Any]) -> list[bytes]:
+        return [
+            self._event("response.output_text.done", **place, text=text, logprobs=[]),
+            self._event("response.content_part.done", **place, part=_part(text)),
+            self._event("response.output_item.done", output_index=0, item=item),
+        ]
+
+    def error_event(self, body: dict[str, Any]) -> bytes:
+        """The event for an error that comes too late for a status."""
+        error = body["error"]
+        return self._event("error", message=error["message"], code=error["code"], param=error["param"])
+
+    def _event(self, name: str, **content: Any) -> bytes:
+        self._sequence += 1
+        return event({"type": name, "sequence_number": self._sequence - 1, **content}, name)
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _call_item(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": new_id("fc"),
+        "type": "function_call",
+        "status": "completed",
+        "call_id": new_id("call"),
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }

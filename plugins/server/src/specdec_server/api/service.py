@@ -1,0 +1,228 @@
+"""The engine as the endpoints use it: one served model, its names, time limits, and how requests end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from specdec.config import parse_size
+from specdec_server import __version__
+from specdec_server.http.errors import APIError, invalid
+from specdec_server.metrics.http import HTTPMetrics
+
+if TYPE_CHECKING:
+    from specdec.async_llm import AsyncLLM, OutputKind
+    from specdec.outputs import RequestOutput
+    from specdec.sampling.params import SamplingParams
+    from specdec_server.config import ServerConfig
+
+
+@define(kw_only=True)
+class Ask:
+    """One prompt, ready for the engine."""
+
+    token_ids: list[int]
+    params: SamplingParams
+    request_id: str
+    kind: OutputKind
+    priority: int = 0
+    speculation: Any = None
+
+
+@define(eq=False)
+class Service:
+    """What all endpoints share."""
+
+    llm: AsyncLLM
+    config: ServerConfig
+    chat_template: str | None = None
+    metrics: HTTPMetrics = field(factory=HTTPMetrics)
+    started: int = field(factory=lambda: int(time.time()))
+    draining: bool = False
+    """Whether the server is about to stop: what runs may finish, nothing new begins."""
+    _active: set[str] = field(factory=set)
+
+    @property
+    def num_active(self) -> int:
+        """Prompts that are being answered."""
+        return len(self._active)
+
+    async def abort_all(self) -> None:
+        """End what runs."""
+        for request_id in list(self._active):
+            await self.llm.abort(request_id)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that requests may use, the first one in answers."""
+        return self.config.served_model_name or (self.llm.config.model,)
+
+    @property
+    def fingerprint(self) -> str:
+        """``system_fingerprint`` of answers; says when the verifier is lossy."""
+        lossy = "" if self.llm.lossless else f"-lossy-{self.llm.config.verifier}"
+        return f"specdec-{__version__}{lossy}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of every answer of the model."""
+        return {} if self.llm.lossless else {"X-Specdec-Lossless": "false"}
+
+    @property
+    def max_body_size(self) -> int:
+        """Bytes."""
+        return parse_size(self.config.max_body_size)
+
+    def check_model(self, name: str | None) -> str:
+        """The model's name for the answer.
+
+        Raises:
+            APIError: another model is asked for.
+        """
+        if name is None or name == "" or name in self.names:
+            return name or self.names[0]
+        served = ", ".join(map(repr, self.names))
+        raise APIError(404, f"no model {name!r} here; served: {served}", param="model", code="model_not_found")
+
+    def check_open(self) -> None:
+        """Refuse new work while the server stops or when the engine has."""
+        if self.draining or not self.llm.is_running:
+            reason = "the server is stopping" if self.draining else "the engine has stopped"
+            raise APIError(503, reason, code="stopping", headers={"Retry-After": str(self.config.retry_after)})
+
+    async def tokenise(self, prompt: str | list[int]) -> list[int]:
+        """Token ids of a prompt; text is tokenised off the event loop."""
+        if isinstance(prompt, list):
+            return prompt
+        return await asyncio.to_thread(self.llm.tokenise, prompt)
+
+    async def tokenise_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation, off the event loop."""
+        variables = dict(options.pop("variables", None) or {})
+        if self.chat_template is not None:
+            variables.setdefault("chat_template", self.chat_template)
+        reserved = {"tokenize", "return_tensors", "return_dict", "conversation", "padding", "truncation", "tools"}
+        wrong = sorted(reserved.intersection(variables))
+        if wrong:
+            raise invalid(f"chat_template_kwargs cannot set {', '.join(wrong)}", "chat_template_kwargs")
+        return await asyncio.to_thread(self.llm.tokenise_chat, messages, variables=variables, **options)
+
+    async def outputs(self, ask: Ask) -> AsyncGenerator[RequestOutput]:
+        """The outputs of one prompt. Leaving early aborts it.
+
+        Raises:
+            APIError: it took longer than the server allows, or failed.
+            SpecdecError: the engine refuses it.
+        """
+        self.check_open()
+        limit = self.config.request_timeout
+        timed_out = False
+
+        def stop() -> None:
+            nonlocal timed_out
+            timed_out = True
+            tasks.append(loop.create_task(self.llm.abort(ask.request_id)))
+
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[None]] = []
+        timer = loop.call_later(limit, stop) if limit else None
+        options = {} if ask.speculation is None else {"speculation": ask.speculation}
+        generation = self.llm.generate(
+            {"prompt_token_ids": ask.token_ids},
+            ask.params,
+            ask.request_id,
+            priority=ask.priority,
+            output_kind=ask.kind,
+            **options,
+        )
+        self._active.add(ask.request_id)
+        try:
+            async with aclosing(generation) as outputs:
+                async for output in outputs:
+                    if timed_out and output.finished:
+                        raise _timeout(limit)
+                    _check(output)
+                    yield output
+        finally:
+            self._active.discard(ask.request_id)
+            if timer is not None:
+                timer.cancel()
+
+    async def final(self, ask: Ask) -> RequestOutput:
+        """The finished output of one prompt."""
+        async with aclosing(self.outputs(ask)) as outputs:
+            return await anext(outputs)
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other request has."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def _timeout(limit: float) -> APIError:
+    message = f"the request took longer than {limit:g} s (server.request_timeout)"
+    return APIError(504, message, code="timeout", headers={"X-Should-Retry": "false"})
+
+
+def _check(output: RequestOutput) -> None:
+    for choice in output.outputs:
+        if choice.finish_reason == "error":
+            raise APIError(500, choice.error or "the request failed", code="generation_failed")
+        if choice.finish_reason == "abort":
+            raise APIError(503, "the request was ended by the server", code="aborted")
+
+
+async def merge(streams: Sequence[AsyncGenerator[RequestOutput]]) -> AsyncGenerator[tuple[int, RequestOutput]]:
+    """(index, output) of several streams as they come. No stream gets further ahead than one output."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for output in only:
+                yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, RequestOutput | None, Exception | None]] = asyncio.Queue(maxsize=1)
+
+    async def pump(index: int, stream: AsyncGenerator[RequestOutput]) -> None:
+        try:
+            async with aclosing(stream) as outputs:
+                async for output in outputs:
+                    await queue.put((index, output, None))
+        except Exception as error:
+            await queue.put((index, None, error))
+        else:
+            await queue.put((index, None, None))
+
+    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        open_streams = len(streams)
+        while open_streams:
+            index, output, error = await queue.get()
+            if error is not None:
+                raise error
+            if output is None:
+                open_streams -= 1
+            else:
+                yield index, output
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def gather(work: Sequence[Awaitable[RequestOutput]]) -> list[RequestOutput]:
+    """All results; when one fails the others are cancelled, and its error is raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+Handler = Callable[..., Awaitable[Any]]

@@ -1,0 +1,83 @@
+"""What an operator asks: is it up, what does it serve, how does it do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.responses import Response
+
+from specdec_server import __version__
+from specdec_server.http.errors import APIError, AsciiJSONResponse
+from specdec_server.metrics.prometheus import EngineCollector
+
+if TYPE_CHECKING:
+    from specdec_server.api.service import Service
+
+
+def health(service: Service) -> Response:
+    """200 while the engine runs and its steps end; 503 otherwise."""
+    llm, limit = service.llm, service.config.stall_timeout
+    if not llm.is_running:
+        return APIError(503, "the engine has stopped", code="engine_dead").response()
+    if llm.stalled_seconds > limit:
+        return APIError(503, f"no step has ended for {llm.stalled_seconds:.0f} s", code="stalled").response()
+    return AsciiJSONResponse({"status": "ok"})
+
+
+def ready(service: Service) -> Response:
+    """200 while new requests are welcome; 503 from SIGTERM on."""
+    if service.draining:
+        return APIError(503, "the server is stopping", code="stopping").response()
+    return health(service)
+
+
+def version() -> dict[str, Any]:
+    """Versions of the server and the core."""
+    from specdec.version import __version__ as core_version
+
+    return {"version": __version__, "core": core_version}
+
+
+def models(service: Service) -> dict[str, Any]:
+    """The served model, once for each of its names."""
+    return {"object": "list", "data": [model(service, name) for name in service.names]}
+
+
+def model(service: Service, name: str) -> dict[str, Any]:
+    """One entry of the list of models."""
+    config = service.llm.config
+    speculative = config.speculative
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "specdec",
+        "root": config.model,
+        "parent": None,
+        "max_model_len": service.llm.max_model_len,
+        "speculation": None
+        if speculative is None
+        else {"method": speculative.method, "num_speculative_tokens": speculative.num_speculative_tokens},
+        "verifier": config.verifier,
+        "lossless": service.llm.lossless,
+    }
+
+
+class MetricsPage:
+    """``/metrics``: the engines', the server's, and those of the Python process."""
+
+    def __init__(self, service: Service) -> None:
+        self._engines = CollectorRegistry()
+        self._engines.register(EngineCollector(vllm_names=service.config.vllm_metrics))
+        self._service = service
+
+    def __call__(self, accept: str) -> Response:
+        """The page in the format that the client accepts."""
+        encode, content_type = choose_encoder(accept)
+        registries = (self._engines, self._service.metrics.registry, REGISTRY)
+        parts = [encode(registry) for registry in registries]
+        end = b"# EOF\n"  # OpenMetrics: once, at the end of all
+        body = b"".join(part.removesuffix(end) for part in parts)
+        return Response(body + end if parts[0].endswith(end) else body, media_type=content_type)

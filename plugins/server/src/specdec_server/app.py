@@ -1,0 +1,184 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from specdec.config.problems import closest
+from specdec.errors import SpecdecError
+from specdec_server import __version__
+from specdec_server.api import requests, status, tokens
+from specdec_server.api.chat import create_chat_completion
+from specdec_server.api.completions import create_completion
+from specdec_server.api.responses import create_response
+from specdec_server.api.service import Service
+from specdec_server.http.errors import APIError, AsciiJSONResponse, as_api_error
+from specdec_server.http.middleware import Gate
+from specdec_server.http.streams import ClientGone
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+CLIENT_GONE = 499
+"""Status in metrics and logs of a request whose client went away; nobody receives it."""
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The application for a service, with everything around it."""
+    app = FastAPI(title="specdec", version=__version__, docs_url=None, redoc_url=None)
+    _add_model_routes(app, service)
+    _add_status_routes(app, service)
+    if service.config.page:
+        from specdec_server.page.routes import add_page
+
+        add_page(app)
+    _add_error_handlers(app, service)
+    outer: ASGIApp = Gate(
+        app,
+        api_keys=service.config.api_keys,
+        max_body_size=service.max_body_size,
+        retry_after=service.config.retry_after,
+        metrics=service.metrics,
+    )
+    if service.config.allowed_origins:
+        outer = CORSMiddleware(
+            outer,
+            allow_origins=list(service.config.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    return outer
+
+
+def _add_model_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions", response_class=Response)
+    async def completions(body: requests.CompletionRequest, request: Request) -> Response:
+        return await create_completion(service, request, body)
+
+    @app.post("/v1/chat/completions", response_class=Response)
+    async def chat_completions(body: requests.ChatCompletionRequest, request: Request) -> Response:
+        return await create_chat_completion(service, request, body)
+
+    @app.post("/v1/responses", response_class=Response)
+    async def responses(body: requests.ResponsesRequest, request: Request) -> Response:
+        return await create_response(service, request, body)
+
+    @app.post("/tokenize", response_class=AsciiJSONResponse)
+    async def tokenize(body: requests.TokenizeRequest) -> Response:
+        return AsciiJSONResponse(await tokens.tokenize(service, body))
+
+    @app.post("/detokenize", response_class=AsciiJSONResponse)
+    async def detokenize(body: requests.DetokenizeRequest) -> Response:
+        return AsciiJSONResponse(await tokens.detokenize(service, body))
+
+
+def _add_status_routes(app: FastAPI, service: Service) -> None:
+    metrics_page = status.MetricsPage(service)
+
+    @app.get("/v1/models", response_class=AsciiJSONResponse)
+    async def models() -> Response:
+        return AsciiJSONResponse(status.models(service))
+
+    @app.get("/v1/models/{name:path}", response_class=AsciiJSONResponse)
+    async def model(name: str) -> Response:
+        return AsciiJSONResponse(status.model(service, service.check_model(name)))
+
+    @app.get("/health", response_class=AsciiJSONResponse)
+    async def health() -> Response:
+        return status.health(service)
+
+    @app.get("/ready", response_class=AsciiJSONResponse)
+    async def ready() -> Response:
+        return status.ready(service)
+
+    @app.get("/version", response_class=AsciiJSONResponse)
+    async def version() -> Response:
+        return AsciiJSONResponse(status.version())
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        return metrics_page(request.headers.get("accept", ""))
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+def _add_error_handlers(app: FastAPI, service: Service) -> None:
+    Handler = Callable[[Request, Any], Awaitable[Response]]
+
+    async def known(_: Request, error: Exception) -> Response:
+        return as_api_error(error, service.config.retry_after).response()
+
+    async def refused(_: Request, error: RequestValidationError) -> Response:
+        return body_error(error).response()
+
+    async def http(_: Request, error: HTTPException) -> Response:
+        detail = error.detail if isinstance(error.detail, str) else "the request failed"
+        headers = dict(error.headers or {})
+        return APIError(error.status_code, detail, headers=headers).response()
+
+    async def gone(_: Request, __: ClientGone) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
+    handlers: dict[type[Exception], Handler] = {
+        APIError: known,
+        SpecdecError: known,
+        RequestValidationError: refused,
+        HTTPException: http,
+        ClientGone: gone,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+
+
+def body_error(error: RequestValidationError) -> APIError:
+    """The first thing that is wrong with a body, as one sentence with the field's name."""
+    problem = error.errors()[0]
+    path = [str(part) for part in problem["loc"] if part != "body"]
+    # Where several types are allowed, pydantic puts the one it tried behind the field's name.
+    param = path[0] if path else None
+    if problem["type"] == "extra_forbidden":
+        hint = _did_you_mean(path)
+        return APIError(400, f"unknown field {'.'.join(path)!r}.{hint}", param=param, code="unknown_field")
+    if problem["type"] == "json_invalid":
+        return APIError(400, f"the body is not JSON: {problem.get('ctx', {}).get('error', problem['msg'])}")
+    if problem["type"] == "missing":
+        what = f"the field {'.'.join(path)!r} is missing" if path else "the body is missing"
+        return APIError(400, what, param=param, code="missing_field")
+    return APIError(400, f"{'.'.join(path) or 'the body'}: {problem['msg']}", param=param)
+
+
+def _did_you_mean(path: list[str]) -> str:
+    fields = {
+        name
+        for model in (requests.CompletionRequest, requests.ChatCompletionRequest, requests.ResponsesRequest)
+        for name in model.model_fields
+    }
+    near = closest(path[-1], sorted(fields)) if len(path) == 1 else None
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def read_template(path: str | None) -> str | None:
+    """The chat template in a file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if path is None:
+        return None
+    from specdec.errors import ConfigError
+
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"server.chat_template = {path!r} cannot be read: {error}", path="server.chat_template"
+        ) from error

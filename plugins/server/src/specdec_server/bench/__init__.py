@@ -1,0 +1,1 @@
+"""The load generator behind specdec bench serve."""

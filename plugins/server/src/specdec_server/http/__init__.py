@@ -1,0 +1,1 @@
+"""HTTP without a model: errors, limits, keys, streams."""

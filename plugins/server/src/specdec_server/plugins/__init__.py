@@ -1,0 +1,1 @@
+"""Entry points. Nothing here imports anything heavy at module level."""

@@ -1,0 +1,173 @@
+"""``specdec serve``: load the model, listen, and stop in an orderly way."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import uvicorn
+
+from specdec.config import structure
+from specdec.config.flags import read_config
+from specdec.config.load import load_table
+from specdec.errors import ConfigError
+from specdec_server.api.service import Service
+from specdec_server.app import create_app, read_template
+from specdec_server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from specdec.async_llm import AsyncLLM
+    from specdec.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+COLLECTED = "server_settings"
+KEY_VARIABLE = "SPECDEC_API_KEY"
+_POLL_SECONDS = 0.05
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal ends it."""
+    server_config = read_server_config(arguments)
+    engine_config, _ = read_config(arguments)
+    template = read_template(server_config.chat_template)
+    listening = listen(server_config)
+    from specdec import AsyncLLM
+
+    try:
+        llm = AsyncLLM.from_config(with_prometheus(engine_config))
+    except BaseException:
+        listening.close()
+        raise
+    try:
+        check_verifier(llm, server_config)
+        service = Service(llm, server_config, chat_template=template)
+        announce(service, listening)
+        Server(service).run(sockets=[listening])
+    finally:
+        listening.close()
+        llm.close()
+    return 0
+
+
+def read_server_config(arguments: argparse.Namespace) -> ServerConfig:
+    """The table ``[server]`` of the configuration file, the options, and the key in the environment.
+
+    Raises:
+        ConfigError: a key is unknown or a value not allowed.
+    """
+    table = load_table("server", arguments.config)
+    given: dict[str, tuple[Any, str]] = getattr(arguments, COLLECTED, None) or {}
+    values = {**table.values, **{name: value for name, (value, _) in given.items()}}
+    origins = {**table.origins, **{f"server.{name}": option for name, (_, option) in given.items()}}
+    config: ServerConfig = structure(ServerConfig, values, "server", origins)
+    key = os.environ.get(KEY_VARIABLE)
+    return attrs.evolve(config, api_keys=(*config.api_keys, key)) if key else config
+
+
+def with_prometheus(config: EngineConfig) -> EngineConfig:
+    """The engine's configuration with the stat logger that `/metrics` shows."""
+    if "prometheus" in config.stat_loggers:
+        return config
+    return attrs.evolve(config, stat_loggers=(*config.stat_loggers, "prometheus"))
+
+
+def check_verifier(llm: AsyncLLM, config: ServerConfig) -> None:
+    """Refuse a verifier whose text is wrong on purpose.
+
+    Raises:
+        ConfigError: it is one, and nobody said that this is meant.
+    """
+    if llm.benchmark_only and not config.allow_benchmark_verifier:
+        raise ConfigError(
+            f"the verifier {llm.config.verifier!r} is for benchmarks: it makes wrong text. Choose another one, or set "
+            "server.allow_benchmark_verifier (--allow-benchmark-verifier) when nobody reads the text",
+            path="verifier",
+        )
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """A listening socket, before the model is loaded, so that a port in use costs nothing.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    try:
+        kind = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listening = socket.socket(kind, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((config.host, config.port))
+    except OSError as error:
+        message = f"cannot listen on {config.host}:{config.port}: {error}. Choose another server.port or server.host"
+        raise ConfigError(message, path="server.port") from error
+    return listening
+
+
+def announce(service: Service, listening: socket.socket) -> None:
+    """One line that says where the server is and what it serves."""
+    config = service.config
+    scheme = "https" if config.ssl_certfile else "http"
+    port = listening.getsockname()[1]
+    print(f"specdec serves {service.names[0]} at {scheme}://{config.host}:{port}", file=sys.stderr, flush=True)
+    if not service.llm.lossless:
+        logger.warning("the verifier %r is lossy: answers differ from the model's own", service.llm.config.verifier)
+    if not config.api_keys and config.host not in ("127.0.0.1", "localhost", "::1"):
+        logger.warning("no API keys are set, and %s can be reached from other machines", config.host)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, stopping in two steps: first nothing new begins while what runs finishes, then the port is closed."""
+
+    def __init__(self, service: Service) -> None:
+        config = service.config
+        super().__init__(
+            uvicorn.Config(
+                create_app(service),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=5,
+                timeout_keep_alive=30,
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
+            )
+        )
+        self._service = service
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until stopped."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM or SIGINT: begin to stop; a second one stops at once."""
+        del frame
+        if self._service.draining or self._loop is None:
+            self.should_exit = self.force_exit = True
+            return
+        logger.warning("%s: finishing what runs", signal.Signals(sig).name)
+        self._service.draining = True
+        self._loop.call_soon_threadsafe(self._start_draining)
+
+    def _start_draining(self) -> None:
+        self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Wait for the requests that run, as long as the configuration says."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._service.config.shutdown_timeout
+        while self._service.num_active and loop.time() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+        await self._service.abort_all()
+        self.should_exit = True

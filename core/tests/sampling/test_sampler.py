@@ -15,7 +15,8 @@ from specdec.sampling import noise
 from specdec.sampling.batch import RowLayout, SamplingBatch
 from specdec.sampling.outcome import NAN_LOGITS, NO_TOKEN_LEFT, failure_message
 from specdec.sampling.params import SamplingParams
-from specdec.sampling.sampler import choose_anywhere, sample
+from specdec.sampling.sampler import sample
+from specdec.sampling.torch_backend import TorchSampling
 
 VOCABULARIES = [1, 2, 3, 5, 1000, 1023, 1024, 1025, 32_000, 50_257, 151_936]
 
@@ -116,7 +117,7 @@ def test_rows_without_a_token_get_codes_and_others_do_not_notice(
 
 
 def test_the_path_of_other_devices(make_request: Any) -> None:
-    """The same tokens and codes from plain torch, which GPUs use."""
+    """The same tokens and codes from plain torch, for devices without a backend of their own."""
     layout, batch = step(make_request, [0.0, 1.0] * 5)
     logits = torch.randn(10, 500)
     logits[2, 3] = logits[3, 4] = torch.nan
@@ -125,8 +126,9 @@ def test_the_path_of_other_devices(make_request: Any) -> None:
     expected = sample(logits, layout, batch)
     greedy_layout, greedy = step(make_request, [0.0] * 10)
     expected_greedy = sample(logits, greedy_layout, greedy)
-    assert choose_anywhere(logits, layout, batch).tolist() == expected.tolist()
-    assert choose_anywhere(logits, greedy_layout, greedy).tolist() == expected_greedy.tolist()
+    keys = batch.seeds, layout.positions
+    assert TorchSampling().draw(logits, batch.temperature, *keys).tolist() == expected.tolist()
+    assert TorchSampling().draw(logits, greedy.temperature, *keys).tolist() == expected_greedy.tolist()
 
 
 def test_the_law_of_the_sampler(make_request: Any, chi_square_fits: Callable[[np.ndarray, np.ndarray], bool]) -> None:

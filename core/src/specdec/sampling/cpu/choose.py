@@ -7,6 +7,8 @@ conversion and one addition bound the score from above. A token whose bound is n
 win; for the few others the score is computed in float64 as the reference does. Where not even the largest possible
 noise (33 bits) could lift a block of 1024 tokens above the best, its noise is not generated at all: that makes rows
 with a mask nearly free.
+
+Both work on a range of the vocabulary: the best of a row is the best of its ranges, whatever the cut.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from specdec.cpu.compile import region
+from specdec.cpu.simd import word
 from specdec.sampling.cpu.bits import (
     BLOCK,
     INFINITY_BITS,
@@ -26,6 +30,7 @@ from specdec.sampling.cpu.bits import (
     magnitude_bits,
     order_key,
 )
+from specdec.sampling.cpu.memory import Job, float32s, float64s, int64s, next_item, range_of, row_address, uint16s
 from specdec.sampling.outcome import NAN_LOGITS, NO_TOKEN_LEFT
 
 _MULTIPLIER_0 = np.uint64(0xD2511F53)
@@ -85,7 +90,8 @@ def _threshold(best: Any) -> Any:
 
 
 @njit(inline="always")
-def _argmax(row: Any) -> Any:
+def argmax(row: Any) -> Any:
+    """The largest logit of a range, float64, and its first index there, or a code of `specdec.sampling.outcome`."""
     best = LOWEST_KEY
     token = NO_TOKEN_LEFT
     largest = np.int32(0)
@@ -103,8 +109,10 @@ def _argmax(row: Any) -> Any:
                     token = start + i
                     break
     if largest > INFINITY_BITS:
-        return NAN_LOGITS
-    return NO_TOKEN_LEFT if best == -INFINITY_BITS else token
+        return np.nan, NAN_LOGITS
+    if best == -INFINITY_BITS or token < 0:
+        return -np.inf, NO_TOKEN_LEFT
+    return np.float64(as_float(row[token])), token
 
 
 @njit(inline="always")
@@ -133,7 +141,10 @@ def _add_noise_bound(bounds: Any, words: Any, size: Any, threshold: Any) -> Any:
 
 
 @njit(inline="always")
-def _race(row: Any, temperature: Any, seed: Any, position: Any, purpose: Any, words: Any, bounds: Any) -> Any:
+def race(
+    row: Any, first_token: Any, temperature: Any, seed: Any, position: Any, purpose: Any, words: Any, bounds: Any
+) -> Any:
+    """The best score of a range that starts at token ``first_token``, and its index in the range, or a code."""
     k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> _SHIFT)
     p0, p1 = np.uint32(position), np.uint32(np.uint64(position) >> _SHIFT)
     factor = np.float32(_LOG2_E / np.float64(temperature))
@@ -145,10 +156,10 @@ def _race(row: Any, temperature: Any, seed: Any, position: Any, purpose: Any, wo
         size = block.shape[0]
         alive, faults = _scale(block, factor, threshold, bounds)
         if faults > 0:
-            return NAN_LOGITS
+            return np.nan, NAN_LOGITS
         if alive == 0:
             continue
-        fill_words(words, start, p0, p1, purpose, k0, k1)
+        fill_words(words, first_token + start, p0, p1, purpose, k0, k1)
         alive = _add_noise_bound(bounds, words, size, threshold)
         if alive == 0:
             continue
@@ -166,32 +177,40 @@ def _race(row: Any, temperature: Any, seed: Any, position: Any, purpose: Any, wo
                 score = _score(as_float(block[i]), temperature, words[i])
                 if score > best or (score == best and start + i < token):
                     best, token, threshold = score, start + i, _threshold(score)
-    return token
+    return best, token
 
 
-_SIGNATURE = "void({}[:,::1], int64[::1], float32[::1], int64[::1], int64[::1], uint32, int64[::1])"
+@njit(inline="always")
+def _choose(
+    row: Any, first: Any, temperature: Any, seed: Any, position: Any, purpose: Any, words: Any, bounds: Any
+) -> Any:
+    if temperature == 0:
+        score, token = argmax(row)
+    else:
+        score, token = race(row, first, temperature, seed, position, purpose, words, bounds)
+    return score, (token if token < 0 else first + token)
 
 
-@njit([_SIGNATURE.format("float32"), _SIGNATURE.format("uint16")], cache=True, nogil=True)
-def choose_tokens(
-    logits: Any, request_index: Any, temperature: Any, seeds: Any, positions: Any, purpose: Any, out: Any
-) -> None:
-    """Write the token of each row, or a code of `specdec.sampling.outcome`, into ``out`` [R].
-
-    Args:
-        logits: [R, V] float32, or uint16 with the bits of bfloat16.
-        request_index: [R] which entry of ``temperature`` and ``seeds`` a row uses.
-        temperature: [B]; 0 for argmax.
-        seeds: [B].
-        positions: [R].
-        purpose: the noise stream.
-        out: [R].
-    """
+@region
+def choose_region(block: int) -> None:
+    """The argmax or the race of each item, with its argument block `Job`: SCORES and TOKENS."""
+    count, parts = word(block, Job.COUNT), word(block, Job.PARTS)
+    temperature = float32s(word(block, Job.TEMPERATURE), count)
+    seeds, positions = int64s(word(block, Job.SEEDS), count), int64s(word(block, Job.POSITIONS), count)
+    scores = float64s(word(block, Job.SCORES), count * parts)
+    tokens = int64s(word(block, Job.TOKENS), count * parts)
+    purpose = np.uint32(word(block, Job.PURPOSE))
     words = np.empty(BLOCK, dtype=np.uint32)
     bounds = np.empty(BLOCK, dtype=np.float32)
-    for r in range(logits.shape[0]):
-        request = request_index[r]
-        if temperature[request] == 0:
-            out[r] = _argmax(logits[r])
+    item = next_item(block)
+    while item >= 0:
+        e, first, end = range_of(block, item)
+        address = row_address(block, e, first)
+        if word(block, Job.BFLOAT16) != 0:
+            halves = uint16s(address, end - first)
+            score, token = _choose(halves, first, temperature[e], seeds[e], positions[e], purpose, words, bounds)
         else:
-            out[r] = _race(logits[r], temperature[request], seeds[request], positions[r], purpose, words, bounds)
+            floats = float32s(address, end - first)
+            score, token = _choose(floats, first, temperature[e], seeds[e], positions[e], purpose, words, bounds)
+        scores[item], tokens[item] = score, token
+        item = next_item(block)

@@ -21,51 +21,17 @@ from specdec.sampling.cpu.bits import (
     BLOCK,
     INFINITY_BITS,
     LOWEST_KEY,
-    double_bits,
-    double_from_bits,
     float_from_bits,
     magnitude_bits,
     order_key,
 )
+from specdec.sampling.cpu.exponential import LOWEST_EXPONENT, exp, total_of
 from specdec.sampling.cpu.rank import best_keys, rank_key, token_of
 from specdec.sampling.truncation import MASS_MARGIN
 
 _SPAN = 64
 _BUCKETS = 2048
 _BUCKETS_PER_NAT = 64.0
-_LOWEST_EXPONENT = -50.0
-"""exp(-50) is nothing beside the largest token's 1, even a million times: below it a token counts as having no mass."""
-_ROUND = 6755399441055744.0
-"""1.5 * 2**52: adding it rounds a float64 to an integer, which its low bits then hold."""
-_LOG2_E = 1.0 / math.log(2.0)
-_LN2_HIGH = 6.93147180369123816490e-01
-_LN2_LOW = 1.90821492927058770002e-10
-
-
-@njit(inline="always")
-def _exp(x: Any) -> Any:
-    """exp(x) for -700 <= x <= 0 to about 1e-14, from operations that vectorise.
-
-    x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, Cody and Waite 1980), and the Taylor series of exp(r) up to
-    r**11.
-    """
-    shifted = x * _LOG2_E + _ROUND
-    n = shifted - _ROUND
-    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    p = 1.0 / 39916800.0
-    p = p * r + 1.0 / 3628800.0
-    p = p * r + 1.0 / 362880.0
-    p = p * r + 1.0 / 40320.0
-    p = p * r + 1.0 / 5040.0
-    p = p * r + 1.0 / 720.0
-    p = p * r + 1.0 / 120.0
-    p = p * r + 1.0 / 24.0
-    p = p * r + 1.0 / 6.0
-    p = p * r + 0.5
-    p = p * r + 1.0
-    p = p * r + 1.0
-    # The low bits of ``shifted`` are n; in the exponent's place, with its bias, they are the float64 2**n.
-    return p * double_from_bits((double_bits(shifted) + np.int64(1023)) << np.int64(52))
 
 
 @njit(inline="always")
@@ -109,18 +75,10 @@ def _end_of_ranked(row: Any, keys: Any, largest: Any, temperature: Any, top_p: A
     return keys[rank - 1]
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
-def _sum(values: Any) -> Any:
-    total = 0.0
-    for i in range(values.shape[0]):
-        total += values[i]
-    return total
-
-
 @njit(nogil=True, cache=True, fastmath={"contract"})
 def _masses(row: Any, largest: Any, temperature: Any, lowest: Any, mass: Any) -> Any:
     """Write exp(distance) of each token, 0 where the logit is below ``lowest`` or too far off, and return the sum."""
-    lowest = max(lowest, np.float32(largest + _LOWEST_EXPONENT * temperature))
+    lowest = max(lowest, np.float32(largest + LOWEST_EXPONENT * temperature))
     per_nat = 1.0 / temperature
     total = 0.0
     for start in range(0, row.shape[0], BLOCK):
@@ -133,9 +91,9 @@ def _masses(row: Any, largest: Any, temperature: Any, lowest: Any, mass: Any) ->
             out[:] = 0.0
             continue
         for i in range(block.shape[0]):
-            term = _exp(max((np.float64(block[i]) - largest) * per_nat, _LOWEST_EXPONENT))
+            term = exp(max((np.float64(block[i]) - largest) * per_nat, LOWEST_EXPONENT))
             out[i] = term if block[i] >= lowest else 0.0
-        total += _sum(out)
+        total += total_of(out)
     return total
 
 

@@ -66,6 +66,13 @@ class Chains:
         )
 
 
+def no_draft(num_requests: int) -> Draft:
+    """The draft that proposes nothing."""
+    return Draft(
+        token_ids=torch.empty(0, dtype=torch.int64), num_draft_tokens=torch.zeros(num_requests, dtype=torch.int32)
+    )
+
+
 class ChainDrafter:
     """Draws chains: chooses a token of every request, runs them, chooses the next ones."""
 

@@ -1,8 +1,8 @@
 """What model-based proposers share: draft layers over the target's block tables, and chains drafted with them."""
 
-from specdec.drafting.chain import ChainDrafter, Chains, NextLogits
+from specdec.drafting.chain import ChainDrafter, Chains, NextLogits, no_draft
 from specdec.drafting.layers_kv import DraftLayers, draft_backend
-from specdec.drafting.packing import SlotTable, Span, portions
+from specdec.drafting.packing import SlotTable, Span
 from specdec.drafting.sampling import DraftSampler, sampling_tensors
 from specdec.drafting.validity import DraftState, DraftValidity
 
@@ -17,6 +17,6 @@ __all__ = [
     "SlotTable",
     "Span",
     "draft_backend",
-    "portions",
+    "no_draft",
     "sampling_tensors",
 ]

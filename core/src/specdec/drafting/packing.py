@@ -11,7 +11,7 @@ from attrs import frozen
 from specdec.types import PackedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from specdec.types import ComputedStep
 
@@ -26,36 +26,13 @@ class Span:
     """Position of the first token."""
     token_ids: np.ndarray
     """int64 [n], n at least 1."""
-    last_wanted: bool = False
-    """Whether the logits of the last token are wanted."""
+    num_wanted: int = 0
+    """Of how many of the last tokens the logits are wanted."""
 
     @property
     def end(self) -> int:
         """The position after the last token."""
         return self.start + len(self.token_ids)
-
-    def cut(self, count: int) -> tuple[Span, Span]:
-        """The first ``count`` tokens, and the rest."""
-        head = Span(self.row, self.start, self.token_ids[:count])
-        return head, Span(self.row, self.start + count, self.token_ids[count:], self.last_wanted)
-
-
-def portions(spans: Sequence[Span], max_tokens: int) -> Iterator[list[Span]]:
-    """Divide spans into lists of at most ``max_tokens`` tokens, in order; long spans are cut."""
-    portion: list[Span] = []
-    room = max_tokens
-    for span in spans:
-        rest = span
-        while len(rest.token_ids) > room:
-            if room:
-                head, rest = rest.cut(room)
-                portion.append(head)
-            yield portion
-            portion, room = [], max_tokens
-        portion.append(rest)
-        room -= len(rest.token_ids)
-    if portion:
-        yield portion
 
 
 class SlotTable:
@@ -83,14 +60,14 @@ class SlotTable:
         return blocks * self._block_size + positions % self._block_size
 
     def batch_of_spans(self, spans: Sequence[Span]) -> PackedBatch:
-        """One request per span; logits rows are the last tokens of those that want them."""
+        """One request per span; logits rows are the wanted last tokens of each, span after span."""
         lengths = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
         starts = np.array([span.start for span in spans], dtype=np.int64)
         rows = np.array([span.row for span in spans], dtype=np.int64)
         ends = np.cumsum(lengths)
         offsets = np.concatenate([[0], ends])
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - starts, lengths)
-        wanted = np.array([span.last_wanted for span in spans], dtype=bool)
+        wanted = [np.arange(end - span.num_wanted, end) for span, end in zip(spans, ends.tolist(), strict=True)]
         return self._batch(
             np.concatenate([span.token_ids for span in spans]),
             positions,
@@ -98,7 +75,7 @@ class SlotTable:
             offsets,
             starts + lengths,
             rows,
-            ends[wanted] - 1,
+            np.concatenate(wanted),
         )
 
     def batch_of_tokens(self, token_ids: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> PackedBatch:

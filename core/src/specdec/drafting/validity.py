@@ -20,10 +20,8 @@ import numpy as np
 from attrs import define, field
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from specdec.attention.interface import KVGeometry
-    from specdec.drafting.packing import SlotTable, Span
+    from specdec.drafting.packing import SlotTable
     from specdec.types import ComputedStep
 
 
@@ -69,13 +67,11 @@ class DraftValidity:
         """
         return [self._update(row, computed, tables) for row in range(len(computed.request_ids))]
 
-    def wrote(self, spans: Sequence[Span], tables: SlotTable) -> None:
-        """Draft K/V of these spans is being written: their blocks lose their marks."""
-        if not self._share:
-            return
-        for span in spans:
-            first, end = span.start // self._block_size, -(-span.end // self._block_size)
-            for block in tables.blocks(span.row, end)[first:].tolist():
+    def writing(self, row: int, start: int, end: int, tables: SlotTable) -> None:
+        """Draft K/V of positions ``start`` to ``end - 1`` of a request is going to be written: their blocks lose their
+        marks."""
+        if self._share:
+            for block in tables.blocks(row, -(-end // self._block_size))[start // self._block_size :].tolist():
                 self._marks[block] = None
 
     def reached(self, state: DraftState, num_valid: int, row: int, text: np.ndarray, tables: SlotTable) -> None:

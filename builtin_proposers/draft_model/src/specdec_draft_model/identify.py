@@ -1,0 +1,48 @@
+"""Tells whole language models from the heads that are published in the same layout."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from specdec.types import Identification
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+METHOD = "draft_model"
+
+
+def identified(checkpoint: Path) -> Identification | None:
+    """Whether a checkpoint is a causal language model that transformers knows, with embeddings of its own.
+
+    A head of the EAGLE family names a language model's class too; its first tensor in line is a fusion layer ``fc``.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    named = config.get("architectures") or []
+    known = set(_flat(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
+    found = next((name for name in named if name in known), None)
+    if found is None or _has_fusion(checkpoint):
+        return None
+    return Identification(method=METHOD, reason=f"config.json names the language model class {found}")
+
+
+def _flat(names: Any) -> Iterator[str]:
+    for name in names:
+        yield from [name] if isinstance(name, str) else name
+
+
+def _has_fusion(checkpoint: Path) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    for file in checkpoint.glob("*.safetensors"):
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                if any(name.split(".")[-2:-1] == ["fc"] for name in opened.keys()):  # noqa: SIM118 - not a dict
+                    return True
+        except (SafetensorError, OSError):
+            return False
+    return False

@@ -118,7 +118,8 @@ class AsyncLLM:
             EngineDeadError: the engine stopped.
         """
         params = sampling_params or SamplingParams()
-        tokenised = await asyncio.to_thread(self._engine.inputs.tokenise, prompt)
+        # The grammar is found again, for as long as it is held here, when the engine's thread asks for it.
+        tokenised, _grammar = await asyncio.to_thread(self._engine.inputs.prepare, prompt, params)
         stream = _Stream(asyncio.get_running_loop(), output_kind)
         if not self._post(lambda: self._submit(stream, tokenised, params, request_id, priority, speculation)):
             raise self._closed_because()
@@ -189,6 +190,11 @@ class AsyncLLM:
     def lossless(self) -> bool:
         """Whether the verifier keeps the target's distribution."""
         return self._engine.core.parts.verification.verifier.lossless
+
+    @property
+    def benchmark_only(self) -> bool:
+        """Whether the verifier makes wrong text, for measurements."""
+        return self._engine.core.parts.verification.verifier.benchmark_only
 
     def close(self) -> None:
         """Abort what runs and stop the engine's thread; harmless when called again."""

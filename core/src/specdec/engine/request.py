@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from specdec.grammar.state import RequestGrammar
     from specdec.sampling.logprobs import Logprob
     from specdec.sampling.params import SamplingParams
     from specdec.sampling.stops import StopChecker
+    from specdec.speculation import RequestSpeculation
 
 _MASK64 = (1 << 64) - 1
 
@@ -66,6 +68,8 @@ class Timings:
     arrival: float = field(factory=time.monotonic)
     first_scheduled: float | None = None
     first_token: float | None = None
+    last_token: float | None = None
+    """When the newest tokens came, as far as statistics have looked."""
     finished: float | None = None
 
 
@@ -89,6 +93,8 @@ class Request:
         priority: int = 0,
         arrival_index: int = 0,
         index: int = 0,
+        speculation: RequestSpeculation | None = None,
+        grammar: RequestGrammar | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -98,6 +104,8 @@ class Request:
         self.max_tokens = max_tokens
         self.order = (priority, arrival_index)
         self.index = index
+        self.speculation = speculation
+        self.grammar = grammar
 
         prompt = np.asarray(prompt_token_ids, dtype=np.int64)
         self.num_prompt_tokens = len(prompt)

@@ -1,11 +1,12 @@
 """Statistics of steps, requests and engines, and what consumes them."""
 
 from specdec.metrics.loggers import LoggingStatLogger, StatLogger
-from specdec.metrics.stats import EngineStats, SpecCounter, SpecDecodingStats, StatsAccumulator, StepStats
+from specdec.metrics.stats import EngineStats, RequestStats, SpecCounter, SpecDecodingStats, StatsAccumulator, StepStats
 
 __all__ = [
     "EngineStats",
     "LoggingStatLogger",
+    "RequestStats",
     "SpecCounter",
     "SpecDecodingStats",
     "StatLogger",

@@ -11,15 +11,24 @@ from typing import TYPE_CHECKING
 from specdec.metrics.stats import StatsAccumulator
 
 if TYPE_CHECKING:
-    from specdec.metrics.stats import EngineStats, StepStats
+    from specdec.metrics.stats import EngineStats, RequestStats, StepStats
 
 
 class StatLogger(ABC):
     """Receives the statistics of every step, on the engine's thread; so it must be quick and must not raise."""
 
+    def start(self, totals: Callable[[], EngineStats]) -> None:  # noqa: B027 - optional
+        """The engine is ready. ``totals`` reads its sums and its present state; it may be called from any thread."""
+
     @abstractmethod
     def record(self, step: StepStats) -> None:
         """One step is over."""
+
+    def record_request(self, request: RequestStats) -> None:  # noqa: B027 - optional
+        """A request has ended, in a step or by an abort; called after the `record` of the step it ended in, or before.
+
+        Requests that were never scheduled are told too.
+        """
 
     def flush(self) -> None:  # noqa: B027 - optional
         """Write what has been gathered so far."""

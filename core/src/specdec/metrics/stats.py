@@ -7,7 +7,7 @@ from itertools import accumulate, zip_longest
 from typing import Any
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
 from specdec.types import SpecStats
 
@@ -57,6 +57,12 @@ class StepStats:
     """Requests that wait after the step."""
     kv_usage: float = 0.0
     """Part of the KV blocks in use, 0 to 1."""
+    first_token_seconds: tuple[float, ...] = ()
+    """Of requests whose first token came in this step: time since their arrival."""
+    inter_token_seconds: tuple[float, ...] = ()
+    """Of other requests that emitted tokens: time since they last did."""
+    grammar_seconds: float = 0.0
+    """Following grammars: draft tokens cut and added, masks, commits. Part of the times of the stages."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -90,6 +96,33 @@ class StepStats:
 
 
 @frozen(kw_only=True)
+class RequestStats:
+    """One sequence (each of the ``n`` choices of a request is one) that has ended."""
+
+    finish_reason: str
+    """'stop', 'length', 'abort' or 'error'."""
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    num_preemptions: int = 0
+    queued_seconds: float | None = None
+    """From arrival until first scheduled; None when it never was."""
+    first_token_seconds: float | None = None
+    """From arrival until the first token; None when there was none."""
+    total_seconds: float = 0.0
+    """From arrival until the end."""
+    spec: SpecStats = field(factory=SpecStats)
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Mean seconds per token after the first; None with fewer than two tokens."""
+        if self.first_token_seconds is None or self.num_output_tokens < 2:
+            return None
+        return (self.total_seconds - self.first_token_seconds) / (self.num_output_tokens - 1)
+
+
+@frozen(kw_only=True)
 class EngineStats:
     """Totals since the engine started. Rates are 0 and lengths 1 when nothing was drafted; never NaN."""
 
@@ -110,12 +143,22 @@ class EngineStats:
     target_seconds: float = 0.0
     verify_seconds: float = 0.0
     rest_seconds: float = 0.0
+    grammar_seconds: float = 0.0
+    """Following grammars; part of the times of the stages."""
+    num_grammar_cut_tokens: int = 0
+    """Draft tokens that grammars refused before they were scheduled; they do not count as drafted."""
+    num_grammar_forced_tokens: int = 0
+    """Tokens added to drafts because a grammar left one continuation; they count as drafted, and as accepted when kept."""
     num_proposer_faults: int = 0
     speculation_disabled: bool = False
     """Whether the proposer was switched off after too many faults in a row."""
     free_blocks: int = 0
     """KV blocks that no request holds; prefix-cached ones count as free."""
     total_blocks: int = 0
+    num_running: int = 0
+    """Requests that hold KV blocks now."""
+    num_waiting: int = 0
+    """Requests that wait now."""
 
     @property
     def spec(self) -> SpecStats:
@@ -174,7 +217,7 @@ class EngineStats:
         return attrs.evolve(state, **summed)
 
 
-_STATES = ("speculation_disabled", "free_blocks", "total_blocks")
+_STATES = ("speculation_disabled", "free_blocks", "total_blocks", "num_running", "num_waiting")
 """Fields of `EngineStats` that say how things are, not how often something happened."""
 
 
@@ -257,7 +300,7 @@ class StatsAccumulator:
     def __init__(self) -> None:
         self._spec = SpecCounter()
         self._num_steps = self._prompt = self._cached = self._generated = self._preemptions = 0
-        self._propose = self._target = self._verify = self._rest = 0.0
+        self._propose = self._target = self._verify = self._rest = self._grammar = 0.0
 
     def add(self, step: StepStats) -> None:
         """Add one step."""
@@ -270,6 +313,7 @@ class StatsAccumulator:
         self._target += step.target_seconds
         self._verify += step.verify_seconds
         self._rest += step.rest_seconds
+        self._grammar += step.grammar_seconds
         if step.num_drafts:
             self._spec.add(step.num_drafts, step.num_draft_tokens_per_pos, step.num_accepted_tokens_per_pos)
 
@@ -280,6 +324,10 @@ class StatsAccumulator:
         total_blocks: int = 0,
         num_proposer_faults: int = 0,
         speculation_disabled: bool = False,
+        num_running: int = 0,
+        num_waiting: int = 0,
+        num_grammar_cut_tokens: int = 0,
+        num_grammar_forced_tokens: int = 0,
     ) -> EngineStats:
         """The sums so far, with the engine's present state."""
         spec = self._spec.snapshot()
@@ -298,8 +346,13 @@ class StatsAccumulator:
             target_seconds=self._target,
             verify_seconds=self._verify,
             rest_seconds=self._rest,
+            grammar_seconds=self._grammar,
+            num_grammar_cut_tokens=num_grammar_cut_tokens,
+            num_grammar_forced_tokens=num_grammar_forced_tokens,
             num_proposer_faults=num_proposer_faults,
             speculation_disabled=speculation_disabled,
             free_blocks=free_blocks,
             total_blocks=total_blocks,
+            num_running=num_running,
+            num_waiting=num_waiting,
         )

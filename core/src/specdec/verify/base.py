@@ -18,6 +18,8 @@ class Verifier(ABC):
     """Whether the output has the target's distribution; a lossy verifier is labelled wherever its output shows."""
     accepts_trees: ClassVar[bool] = False
     needs_draft_probs: ClassVar[bool] = False
+    benchmark_only: ClassVar[bool] = False
+    """Whether the output is worth nothing but its speed; a server refuses such a verifier unless told otherwise."""
 
     @abstractmethod
     def verify(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
@@ -29,5 +31,11 @@ class Verifier(ABC):
             sampling: per-request temperature and seed, and the keyed noise.
 
         Returns:
-            A `Verdict` with at least one token for each request.
+            A `Verdict` with at least one token for each request. Where a row that decides holds NaN or has no token
+            left, the request's run ends with a code of `specdec.sampling.outcome`, and the others go on.
+
+        What is drawn must depend on a request's own rows, draft, seed and positions alone. Noise that has been
+        looked at must not return: a rule that looks only as far as its first rejection may key its noise by position;
+        one that looks further must also key it by the step, for which the position of the request's first row stands
+        (it grows with every step, whatever the batch does).
         """

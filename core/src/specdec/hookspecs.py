@@ -13,6 +13,7 @@ entry-point group               hook                 object returned
 ``specdec.heads``               `draft_head`         `specdec.drafting.DraftHead`
 ``specdec.verifiers``           `verify`             `specdec.verify.Verifier`
 ``specdec.attention_backends``  `attention_backend`  `specdec.attention.AttentionBackend`
+``specdec.sampling_backends``   `sampling_backend`   `specdec.sampling.backend.SamplingBackend`
 ``specdec.grammars``            `grammar`            `specdec.grammar.GrammarBackend`
 ``specdec.logits_processors``   `logits_processor`   `specdec.sampling.processor.LogitsProcessor`
 ``specdec.stat_loggers``        `stat_logger`        `specdec.metrics.StatLogger`
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from specdec.grammar.interface import GrammarBackend
     from specdec.metrics.loggers import StatLogger
     from specdec.sampling.processor import LogitsProcessor
+    from specdec.sampling.backend import SamplingBackend
     from specdec.types import AttentionRequirements, EngineContext, Identification
     from specdec.verify.base import Verifier
 
@@ -103,6 +105,27 @@ def attention_backend(requirements: AttentionRequirements, engine: EngineContext
     Returns:
         A `specdec.attention.AttentionBackend`; it must not allocate large buffers before `AttentionBackend.supports`
         was asked.
+
+    Raises:
+        SpecdecError: shown as it is when the backend was named by the user; with "auto" the backend is passed over.
+
+    Compatibility: since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def sampling_backend(engine: EngineContext) -> SamplingBackend | None:
+    """Build what draws tokens from logits on a device.
+
+    When called: once per engine, after the target is loaded. With ``sampling_backend = "auto"`` each installed backend
+    is built and asked `SamplingBackend.supports`; of those that serve the device the one with the highest
+    `SamplingBackend.priority` is taken, and all engines of the process use it on that device from then on.
+
+    Args:
+        engine: facts about the engine; ``engine.device`` is where the logits will be.
+
+    Returns:
+        A `specdec.sampling.backend.SamplingBackend`.
 
     Raises:
         SpecdecError: shown as it is when the backend was named by the user; with "auto" the backend is passed over.

@@ -99,6 +99,8 @@ class EngineConfig:
     """Options of the verifier plugin's own configuration class."""
     attention_backend: str = field(default="auto", validator=check.text())
     """Plugin that computes attention; auto takes the best one that serves the model."""
+    sampling_backend: str = field(default="auto", validator=check.text())
+    """Plugin that draws tokens from logits; auto takes the best one for the device. All give the same tokens."""
     kv_cache_memory: Size = field(default="1GiB", validator=check.size())
     """Memory for keys and values, in bytes or with a unit."""
     block_size: int = field(default=16, validator=check.integer(1, 1024))

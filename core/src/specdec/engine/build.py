@@ -19,7 +19,7 @@ from specdec.runner.drafting import Drafting
 from specdec.runner.verification import Verification
 from specdec.sampling.logprobs import LogprobsComputer
 from specdec.sampling.pipeline import LogitsPipeline
-from specdec.sampling.sampler import warm_up
+from specdec.sampling.sampler import use_backend, warm_up
 from specdec.types import EngineContext, Needs
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     backend = registry.attention_backends(requirements, context, wanted=config.attention_backend)
     cache = target.allocate_kv_cache(num_blocks, config.block_size)
     target.bind(backend, cache, needs)
+    use_backend(target.device.type, registry.sampling_backend(context, config.sampling_backend))
     warm_up(target.device)
     if proposer is not None:
         proposer.load(target)

@@ -67,6 +67,15 @@ KINDS: dict[str, Kind] = {
             options="",
         ),
         Kind(
+            name="sampling_backend",
+            group="specdec.sampling_backends",
+            hook="sampling_backend",
+            label="sampling backend",
+            use="are selected by sampling_backend",
+            returns="specdec.sampling.backend:SamplingBackend",
+            options="",
+        ),
+        Kind(
             name="grammar",
             group="specdec.grammars",
             hook="grammar",
@@ -134,6 +143,11 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "cpu": "specdec-attention-cpu",
         "sdpa": "specdec-core",
         "triton": "specdec-attention-triton",
+    },
+    "sampling_backend": {
+        "cpu": "specdec-core",
+        "torch": "specdec-core",
+        "triton": "specdec-kernels-triton",
     },
     "grammar": {"xgrammar": "specdec-grammar-xgrammar"},
     "stat_logger": {"logging": "specdec-core", "prometheus": "specdec-server"},

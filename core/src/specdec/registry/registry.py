@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec.errors import PluginError, PluginUnsuitableError, SpecdecError
 from specdec.registry import messages
+from specdec.registry.catalogue import KINDS
 from specdec.registry.discovery import discover
 from specdec.registry.loading import Plugin, load
 from specdec.registry.policy import PluginEntry, Policy, judge
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from specdec.attention.interface import AttentionBackend
     from specdec.config.schema import PluginsConfig
+    from specdec.sampling.backend import SamplingBackend
     from specdec.types import AttentionRequirements, EngineContext, Identification
 
 logger = logging.getLogger("specdec.registry")
@@ -147,7 +149,7 @@ class Registry:
 
         return identify(self, checkpoint)
 
-    # --- attention backends -----------------------------------------------------------------------
+    # --- backends -----------------------------------------------------------------------------------
 
     def attention_backends(
         self, requirements: AttentionRequirements, engine: EngineContext, wanted: str = "auto"
@@ -163,35 +165,55 @@ class Registry:
             PluginUnsuitableError: the named one cannot serve, or none can; all reasons are listed.
             PluginError: the named one cannot be used.
         """
+        arguments = {"requirements": requirements, "engine": engine}
+        backend: AttentionBackend = self._best("attention_backend", wanted, requirements, "this model", arguments)
+        return backend
+
+    def sampling_backend(self, engine: EngineContext, wanted: str = "auto") -> SamplingBackend:
+        """The sampling backend for an engine's device.
+
+        Args:
+            engine: passed to the hook; the backend must serve ``engine.device``.
+            wanted: a backend's name, or "auto" for the one with the highest priority among those that can serve.
+
+        Raises:
+            PluginUnsuitableError: the named one cannot serve, or none can; all reasons are listed.
+            PluginError: the named one cannot be used.
+        """
+        subject = f"the device {engine.device!r}"
+        backend: SamplingBackend = self._best("sampling_backend", wanted, engine.device, subject, {"engine": engine})
+        return backend
+
+    def _best(self, kind: str, wanted: str, needed: Any, subject: str, arguments: Mapping[str, Any]) -> Any:
+        """The named backend of a kind, or the best one, that serves what is needed."""
         if wanted != "auto":
-            backend, reasons = self._backend(wanted, requirements, engine)
+            backend, reasons = self._backend(kind, wanted, needed, arguments)
             if reasons:
-                raise messages.unsuitable(self.select("attention_backend", wanted), reasons)
+                raise messages.unsuitable(self.select(kind, wanted), reasons)
             return backend
-        suitable, refused = self._suitable_backends(requirements, engine)
+        suitable, refused = self._suitable_backends(kind, needed, arguments)
         if not suitable:
             raise PluginUnsuitableError(
-                "No installed attention backend can serve this model: " + "; ".join(refused) + ".",
-                kind="attention_backend",
+                f"No installed {KINDS[kind].label} can serve {subject}: " + "; ".join(refused) + ".",
+                kind=kind,
                 reasons=refused,
             )
         return max(suitable, key=lambda backend: (backend.priority, backend.name))
 
-    def _suitable_backends(
-        self, requirements: AttentionRequirements, engine: EngineContext
-    ) -> tuple[list[AttentionBackend], list[str]]:
+    def _suitable_backends(self, kind: str, needed: Any, arguments: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
         """The backends that can serve, and for each other one why not."""
         suitable, refused = [], []
-        backends = {str(entry.name): entry for entry in self._entries if entry.kind == "attention_backend"}
+        backends = {str(entry.name): entry for entry in self._entries if entry.kind == kind}
         for name, entry in backends.items():
             if entry.status == "blocked":
                 refused.append(f"{name}: {entry.detail}")
                 continue
             try:
-                backend, reasons = self._backend(name, requirements, engine)
+                backend, reasons = self._backend(kind, name, needed, arguments)
             except SpecdecError as error:
                 cause = error.__cause__ or error
-                logger.warning("Attention backend %r is passed over: %s: %s", name, type(cause).__name__, error)
+                label = KINDS[kind].label.capitalize()
+                logger.warning("%s %r is passed over: %s: %s", label, name, type(cause).__name__, error)
                 refused.append(f"{name}: {error}")
                 continue
             if reasons:
@@ -200,13 +222,11 @@ class Registry:
                 suitable.append(backend)
         return suitable, refused
 
-    def _backend(
-        self, name: str, requirements: AttentionRequirements, engine: EngineContext
-    ) -> tuple[AttentionBackend, list[str]]:
-        plugin = self.load("attention_backend", name)
-        backend: AttentionBackend = plugin.build("attention_backend", requirements=requirements, engine=engine)
+    def _backend(self, kind: str, name: str, needed: Any, arguments: Mapping[str, Any]) -> tuple[Any, list[str]]:
+        plugin = self.load(kind, name)
+        backend = plugin.build(KINDS[kind].hook, **arguments)
         try:
-            return backend, list(backend.supports(requirements))
+            return backend, list(backend.supports(needed))
         except Exception as error:
             raise messages.contract(plugin.entry, f"supports() raised {type(error).__name__}: {error}") from error
 

@@ -7,11 +7,13 @@ import itertools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
 from specdec.sampling.batch import SamplingBatch
+from specdec.sampling.outcome import NAN_LOGITS, NO_TOKEN_LEFT
 from specdec.sampling.sampler import sample
 from specdec.testing.contracts import VerifierContract
 from specdec.testing.reference import match_reference
@@ -81,9 +83,12 @@ class Rejection(Verifier):
             logits = rows.logits[starts[request] : starts[request + 1]].double()
             greedy = sampling.temperature[request] == 0
             laws = torch.nn.functional.one_hot(logits.argmax(1), logits.shape[1]) if greedy else logits.softmax(1)
+            laws = laws.double()
+            for row in (logits != logits.clamp(min=-1e30)).all(dim=1).nonzero()[:, 0]:
+                laws[row], laws[row, 0] = logits[row], torch.nan
             rng = np.random.default_rng([int(sampling.seeds[request]), int(rows.positions[starts[request]])])
             tokens, probs = draft.token_ids[span].tolist(), draft.draft_probs[span].double().numpy()
-            emitted.append(self.one(laws.double().numpy(), tokens, probs, rng))
+            emitted.append(self.one(laws.numpy(), tokens, probs, rng))
         width = max(len(row) for row in emitted)
         return Verdict(
             token_ids=torch.tensor([row + [-1] * (width - len(row)) for row in emitted]),
@@ -92,6 +97,8 @@ class Rejection(Verifier):
 
     def one(self, laws: np.ndarray, tokens: list[int], probs: np.ndarray, rng: np.random.Generator) -> list[int]:
         for place, (token, law) in enumerate(zip(tokens, laws, strict=False)):
+            if np.isnan(law).any():
+                return [*tokens[:place], self.draw(law, rng)]
             if rng.random() * probs[place, token] >= law[token]:
                 rest = law if self.keep_all else np.maximum(law - probs[place], 0)
                 return [*tokens[:place], self.draw(rest, rng)]
@@ -99,6 +106,8 @@ class Rejection(Verifier):
 
     @staticmethod
     def draw(law: np.ndarray, rng: np.random.Generator) -> int:
+        if law[0] != law[0]:
+            return NO_TOKEN_LEFT if np.isneginf(law[1]) else NAN_LOGITS
         return int(np.searchsorted(np.cumsum(law), rng.random() * law.sum(), side="right"))
 
 
@@ -220,6 +229,17 @@ class RejectionFromTheTarget(Rejection):
     keep_all: ClassVar[bool] = True
 
 
+class OneTemperatureForAll(Sound):
+    def samples(self, rows: Rows, sampling: SamplingBatch) -> torch.Tensor:
+        heat = sampling.temperature.max().expand_as(sampling.temperature).contiguous()
+        return sample(rows.logits, rows, attrs.evolve(sampling, temperature=heat))
+
+
+class EmitsTokenZeroForNaN(Sound):
+    def samples(self, rows: Rows, sampling: SamplingBatch) -> torch.Tensor:
+        return super().samples(rows, sampling).clamp(min=0)
+
+
 class TreesAsChains(Sound):
     def path(self, samples: list[int], draft: list[int], parents: list[int] | None) -> list[int]:
         return match_reference(samples, draft)
@@ -244,6 +264,9 @@ FAULTS = [
     (OneNoiseForAllRows, "test_law"),
     (RejectionFromTheTarget, "test_law_with_draft_probs"),
     (TreesAsChains, "test_greedy_trees"),
+    (KeepsAFewMore, "test_law_of_trees"),
+    (OneTemperatureForAll, "test_greedy_requests_beside_sampled_ones"),
+    (EmitsTokenZeroForNaN, "test_rows_without_a_token"),
 ]
 
 

@@ -62,38 +62,49 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
     return tuple(words)
 
 
-def random_words(seeds: Tensor, positions: Tensor, num_tokens: int, purpose: int = Purpose.SAMPLE) -> Tensor:
+def random_words(seeds: Tensor, positions: Tensor, num_tokens: int, purpose: int | Tensor = Purpose.SAMPLE) -> Tensor:
     """The 32-bit words of tokens 0 .. ``num_tokens`` - 1 for each row.
 
     Args:
         seeds: int64 [R], the bits of 64-bit seeds.
         positions: int64 [R].
         num_tokens: how many token ids.
-        purpose: the stream.
+        purpose: the stream; int64 [R] when rows differ.
 
     Returns:
         int64 [R, num_tokens], values below 2**32.
     """
     seeds, positions = seeds[:, None], positions[:, None]
     index = torch.arange((num_tokens + 3) // 4, device=seeds.device)[None]
-    stream = torch.full((1, 1), int(purpose), dtype=torch.int64, device=seeds.device)
+    if isinstance(purpose, Tensor):
+        stream = purpose[:, None]
+    else:
+        stream = torch.full((1, 1), int(purpose), dtype=torch.int64, device=seeds.device)
     counter = (index, positions & _MASK, (positions >> 32) & _MASK, stream)
     words = torch.stack(philox(counter, (seeds & _MASK, (seeds >> 32) & _MASK)), dim=-1)
     return words.flatten(1)[:, :num_tokens]
 
 
-def uniforms(seeds: Tensor, positions: Tensor, num_tokens: int = 1, purpose: int = Purpose.ACCEPT) -> Tensor:
+def uniforms(seeds: Tensor, positions: Tensor, num_tokens: int = 1, purpose: int | Tensor = Purpose.ACCEPT) -> Tensor:
     """float64 [R, num_tokens] strictly between 0 and 1; arguments as for `random_words`."""
     return (random_words(seeds, positions, num_tokens, purpose).double() + 0.5) * 2.0**-32
 
 
-def exponentials(seeds: Tensor, positions: Tensor, num_tokens: int, purpose: int = Purpose.SAMPLE) -> Tensor:
+def uniform_at(seeds: Tensor, positions: Tensor, index: Tensor, purpose: int = Purpose.ACCEPT) -> Tensor:
+    """float64 [R]: entry ``index[r]`` (int64) of each row of `uniforms`."""
+    stream = torch.full_like(index, int(purpose))
+    counter = (index >> 2, positions & _MASK, (positions >> 32) & _MASK, stream)
+    words = torch.stack(philox(counter, (seeds & _MASK, (seeds >> 32) & _MASK)), dim=-1)
+    return (words.gather(1, (index & 3)[:, None])[:, 0].double() + 0.5) * 2.0**-32
+
+
+def exponentials(seeds: Tensor, positions: Tensor, num_tokens: int, purpose: int | Tensor = Purpose.SAMPLE) -> Tensor:
     """float64 [R, num_tokens], Exp(1), finite and above 0; arguments as for `random_words`."""
     return -torch.log1p(-uniforms(seeds, positions, num_tokens, purpose))
 
 
 def race(
-    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, purpose: int = Purpose.SAMPLE
+    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, purpose: int | Tensor = Purpose.SAMPLE
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per row from ``softmax(logits / temperature)``.
 
@@ -102,7 +113,7 @@ def race(
         temperature: float32 [R], above 0.
         seeds: int64 [R].
         positions: int64 [R].
-        purpose: the stream.
+        purpose: the stream; int64 [R] when rows differ.
 
     Returns:
         The winners, int64 [R], and their scores, float64 [R]; a NaN in a row makes its score NaN.
@@ -113,7 +124,8 @@ def race(
     scores = torch.empty(num_rows, dtype=torch.float64, device=logits.device)
     for start in range(0, num_rows, step):
         rows = slice(start, start + step)
-        noise = exponentials(seeds[rows], positions[rows], vocab_size, purpose)
+        stream = purpose[rows] if isinstance(purpose, Tensor) else purpose
+        noise = exponentials(seeds[rows], positions[rows], vocab_size, stream)
         score = logits[rows].double() / temperature[rows, None].double() - noise.log()
         winners[rows] = score.argmax(dim=-1)
         scores[rows] = score.gather(1, winners[rows, None])[:, 0]

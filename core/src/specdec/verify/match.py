@@ -17,6 +17,7 @@ from torch import Tensor
 from specdec.sampling.sampler import sample
 from specdec.types import PLACEHOLDER_TOKEN_ID, Verdict
 from specdec.verify.base import Verifier
+from specdec.verify.chains import Chains, longest_draft, owners, verdict_without_drafts
 
 if TYPE_CHECKING:
     from specdec.sampling.batch import SamplingBatch
@@ -39,44 +40,36 @@ class MatchVerifier(Verifier):
         """Choose the tokens of this step; see `specdec.verify.base.Verifier.verify`."""
         samples = sample(rows.logits, rows, sampling)
         if draft.token_ids.shape[0] == 0:
-            return Verdict(
-                token_ids=samples[:, None],
-                num_tokens=torch.ones(rows.num_requests, dtype=torch.int32, device=samples.device),
-                accepted_nodes=None if draft.parents is None else draft.parents.new_empty(rows.num_requests, 0),
-            )
-        return _match_chains(rows, draft, samples) if draft.parents is None else _match_trees(rows, draft, samples)
+            return verdict_without_drafts(samples, draft)
+        return match_drafts(rows, draft, samples)
+
+
+def match_drafts(rows: Rows, draft: Draft, samples: Tensor) -> Verdict:
+    """Keep the longest drafted path that equals ``samples``, int64 [R], for a step with at least one draft token."""
+    return _match_chains(rows, draft, samples) if draft.parents is None else _match_trees(rows, draft, samples)
 
 
 def _match_chains(rows: Rows, draft: Draft, samples: Tensor) -> Verdict:
-    counts = draft.num_draft_tokens.long()
-    first_row = rows.row_start[:-1].long()
-    place = torch.arange(_longest(rows, draft) + 1, device=samples.device)
-    row = (first_row[:, None] + place).clamp(max=samples.shape[0] - 1)
-    chosen = samples[row]
-    # Request r has one row more than draft tokens, so its first draft token is number first_row[r] - r.
-    first_draft = first_row - torch.arange(rows.num_requests, device=samples.device)
-    drafted = draft.token_ids[(first_draft[:, None] + place[:-1]).clamp(max=draft.token_ids.shape[0] - 1)]
-    agrees = (drafted == chosen[:, :-1]) & (place[:-1] < counts[:, None])
-    num_accepted = agrees.long().cumprod(dim=1).sum(dim=1)
-    return Verdict(
-        token_ids=chosen.masked_fill(place > num_accepted[:, None], PLACEHOLDER_TOKEN_ID),
-        num_tokens=(num_accepted + 1).int(),
-    )
+    chains = Chains.of(rows, draft)
+    chosen = samples[chains.rows]
+    num_accepted = chains.accepted(chains.token_ids == chosen[:, :-1])
+    return chains.verdict(num_accepted, chosen.gather(1, num_accepted[:, None])[:, 0])
 
 
 def _match_trees(rows: Rows, draft: Draft, samples: Tensor) -> Verdict:
     """Walk every request's tree from its root, one depth at a time."""
+    assert draft.parents is not None
     device = samples.device
     num_nodes = draft.token_ids.shape[0]
-    parents = _parents_of(draft)
+    parents = draft.parents.long()
     first_row = rows.row_start[:-1].long()
     request = torch.arange(rows.num_requests, device=device)
-    owner = rows.request_index[torch.arange(rows.logits.shape[0], device=device) != first_row[rows.request_index]]
+    owner = owners(draft)
     node_index = torch.arange(num_nodes, device=device) - (first_row - request)[owner]
     node = torch.full_like(request, -1)
     walking = torch.ones_like(request, dtype=torch.bool)
     tokens, nodes = [samples[first_row]], []
-    for _ in range(_longest(rows, draft)):
+    for _ in range(longest_draft(rows, draft)):
         fits = walking[owner] & (parents == node[owner]) & (draft.token_ids == tokens[-1][owner])
         # The first of several equal children.
         child = torch.full_like(request, num_nodes).scatter_reduce(
@@ -91,18 +84,4 @@ def _match_trees(rows: Rows, draft: Draft, samples: Tensor) -> Verdict:
         token_ids=torch.stack(tokens, dim=1),
         num_tokens=((accepted >= 0).sum(dim=1) + 1).int(),
         accepted_nodes=accepted.int(),
-    )
-
-
-def _parents_of(draft: Draft) -> Tensor:
-    assert draft.parents is not None
-    return draft.parents.long()
-
-
-def _longest(rows: Rows, draft: Draft) -> int:
-    """The most draft tokens any request can have accepted, known without asking the device."""
-    if rows.max_draft_tokens is not None:
-        return rows.max_draft_tokens
-    return (
-        int(draft.num_draft_tokens.max()) if draft.num_draft_tokens.device.type == "cpu" else draft.token_ids.shape[0]
     )

@@ -10,6 +10,7 @@ import torch
 from attrs import field, frozen
 
 from specdec.sampling.batch import SamplingBatch
+from specdec.sampling.outcome import NAN_LOGITS, NO_TOKEN_LEFT
 from specdec.sampling.params import SamplingParams
 from specdec.testing.contracts.base import PluginContract
 from specdec.testing.reference import match_reference
@@ -32,6 +33,7 @@ class FakeRequest:
     token_ids: np.ndarray
     num_prompt_tokens: int = 1
     stop_token_ids: frozenset[int] = field(factory=frozenset)
+    grammar: None = None
 
 
 @frozen(eq=False, kw_only=True)
@@ -62,7 +64,7 @@ class VerifierContract(PluginContract):
         logits: torch.Tensor,
         drafts: Sequence[Sequence[int]],
         *,
-        temperature: float = 0.0,
+        temperature: float | Sequence[float] = 0.0,
         parents: Sequence[Sequence[int]] | None = None,
         draft_probs: torch.Tensor | None = None,
         first: int = 0,
@@ -72,7 +74,7 @@ class VerifierContract(PluginContract):
         Args:
             logits: float32 [R, V], R = the sum over the requests of 1 + number of draft tokens.
             drafts: each request's draft tokens.
-            temperature: of every request; at 1.0, the law of a row is the softmax of its logits.
+            temperature: of every request, or of each; at 1.0, the law of a row is the softmax of its logits.
             parents: for trees.
             draft_probs: float32 [N, V]; where absent and the verifier needs them, one-hot ones are made by `draft_of`.
             first: number of the first request, from which ids, seeds and lengths follow.
@@ -90,10 +92,11 @@ class VerifierContract(PluginContract):
             positions=lengths[request_index] + depths,
             num_requests=len(drafts),
         )
-        params = SamplingParams(temperature=temperature, max_tokens=64)
+        heats = [temperature] * len(drafts) if isinstance(temperature, float | int) else temperature
+        params = {heat: SamplingParams(temperature=heat, max_tokens=64) for heat in heats}
         requests = [
-            FakeRequest(f"verify-{r}", 1000 + r, params, np.ones(5 + r % 7, dtype=np.int64))
-            for r in range(first, first + len(drafts))
+            FakeRequest(f"verify-{r}", 1000 + r, params[heat], np.ones(5 + r % 7, dtype=np.int64))
+            for r, heat in enumerate(heats, first)
         ]
         sampling = SamplingBatch.build(requests, torch.device("cpu"))
         return VerifyCase(rows=rows, draft=self.draft_of(drafts, parents, draft_probs), sampling=sampling)
@@ -127,8 +130,11 @@ class VerifierContract(PluginContract):
         """float32 [num_rows, V]."""
         return 2 * torch.randn(num_rows, self.vocab_size, generator=torch.Generator().manual_seed(seed))
 
-    def mixed_case(self, temperature: float) -> VerifyCase:
-        """Drafts of several lengths: right up to some token, wrong from it on, or none."""
+    def mixed_case(self, temperature: float | Sequence[float], *, with_probs: bool = False) -> VerifyCase:
+        """Six requests with drafts of several lengths: right up to some token, wrong from it on, or none.
+
+        Of those ``with_probs`` every second draft token comes with a law that allows others; the rest is one-hot.
+        """
         lengths = [3, 0, 1, 4, 4, 2]
         logits = self.random_logits(sum(lengths) + len(lengths))
         best = logits.argmax(dim=1).tolist()
@@ -137,7 +143,12 @@ class VerifierContract(PluginContract):
             right = [best[row + i] for i in range(length)]
             drafts.append([(t + (i >= request - 2)) % self.vocab_size for i, t in enumerate(right)])
             row += length + 1
-        return self.case(logits, drafts, temperature=temperature)
+        probs = None
+        if with_probs:
+            tokens = torch.tensor([token for draft in drafts for token in draft])
+            probs = torch.nn.functional.one_hot(tokens, self.vocab_size).float()
+            probs[::2] = 0.5 * probs[::2] + 0.5 * self.random_logits(len(probs[::2]), seed=7).softmax(dim=-1)
+        return self.case(logits, drafts, temperature=temperature, draft_probs=probs)
 
     def verify(self, verifier: Verifier, case: VerifyCase) -> list[list[int]]:
         """Run the verifier, check the verdict's form and return the tokens of each request."""
@@ -151,7 +162,8 @@ class VerifierContract(PluginContract):
     def test_declares_what_it_is(self, verifier: Verifier) -> None:
         """A name, and whether its output has the target's law, belong to every verifier."""
         assert verifier.name
-        for fact in (verifier.lossless, verifier.accepts_trees, verifier.needs_draft_probs):
+        facts = (verifier.lossless, verifier.accepts_trees, verifier.needs_draft_probs, verifier.benchmark_only)
+        for fact in facts:
             assert isinstance(fact, bool)
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -214,16 +226,50 @@ class VerifierContract(PluginContract):
         case = self.mixed_case(temperature)
         assert self.verify(verifier, case) == self.verify(verifier, case)
 
-    @pytest.mark.parametrize("temperature", [0.0, 1.0])
-    def test_neighbours_do_not_matter(self, verifier: Verifier, temperature: float) -> None:
-        """A batch of n gives what n batches of one give."""
-        case = self.mixed_case(temperature)
+    @pytest.mark.parametrize("with_probs", [False, True], ids=["one-hot", "probs"])
+    @pytest.mark.parametrize("mixed", [False, True], ids=["sampled", "some greedy"])
+    def test_neighbours_do_not_matter(self, verifier: Verifier, mixed: bool, with_probs: bool) -> None:
+        """A batch of n gives what n batches of one give, whatever its requests and drafts are like."""
+        temperature = [0.0, 1.0, 0.7, 0.0, 1.3, 1.0] if mixed else [1.0] * 6
+        case = self.mixed_case(temperature, with_probs=with_probs)
         together = self.verify(verifier, case)
         starts = case.rows.row_start.tolist()
         for request, draft in enumerate(_rows_of(case.draft)):
             logits = case.rows.logits[starts[request] : starts[request + 1]]
-            alone = self.case(logits, [draft], temperature=temperature, first=request)
+            probs = case.draft.draft_probs
+            if probs is not None:
+                probs = probs[starts[request] - request : starts[request + 1] - request - 1]
+            alone = self.case(logits, [draft], temperature=temperature[request], first=request, draft_probs=probs)
             assert self.verify(verifier, alone) == [together[request]]
+
+    def test_greedy_requests_beside_sampled_ones(self, verifier: Verifier) -> None:
+        """A request at temperature 0 gets its argmax whoever shares the batch, even when its draft came with a law."""
+        self._only_if(verifier.lossless, "lossy")
+        temperature = [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+        case = self.mixed_case(temperature, with_probs=True)
+        starts = case.rows.row_start.tolist()
+        best = case.rows.logits.argmax(dim=1).tolist()
+        for request, (tokens, draft) in enumerate(zip(self.verify(verifier, case), _rows_of(case.draft), strict=True)):
+            if temperature[request] == 0:
+                samples = best[starts[request] : starts[request + 1]]
+                path = match_reference(samples, draft)
+                assert tokens == [*(draft[node] for node in path), samples[len(path)]]
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize("bad", [torch.nan, -torch.inf])
+    def test_rows_without_a_token(self, verifier: Verifier, temperature: float, bad: float) -> None:
+        """A row that is NaN or masked throughout ends its request's run with a code, and only that request's."""
+        self._only_if(verifier.lossless, "lossy")
+        drafts = [[2, 3], [4], [], [5]]
+        logits = torch.full((8, self.vocab_size), -60.0)
+        logits[torch.arange(8), torch.tensor([2, 3, 9, 4, 8, 1, 5, 6])] = 60.0
+        for row in (1, 5):
+            logits[row] = bad
+        case = self.case(logits, drafts, temperature=temperature)
+        verdict = verifier.verify(case.rows, case.draft, case.sampling)
+        tokens = [row[:n] for row, n in zip(verdict.token_ids.tolist(), verdict.num_tokens.tolist(), strict=True)]
+        code = NO_TOKEN_LEFT if bad == -torch.inf else NAN_LOGITS
+        assert tokens == [[2, code], [4, 8], [code], [5, 6]]
 
     @pytest.mark.parametrize("ranks", [[], [0], [1, 0], [0, 5]], ids=["no draft", "one", "two", "likely, unlikely"])
     def test_law(self, verifier: Verifier, ranks: list[int]) -> None:
@@ -237,7 +283,6 @@ class VerifierContract(PluginContract):
     def test_law_with_draft_probs(self, verifier: Verifier) -> None:
         """The same for drafts drawn from a law of their own."""
         self._only_if(verifier.lossless, "lossy")
-        self._only_if(verifier.needs_draft_probs, "the verifier does not look at draft_probs")
         rng = np.random.default_rng(3)
         laws = rng.dirichlet(np.ones(self.vocab_size), 2)
         drawn = np.stack([rng.choice(self.vocab_size, self.num_samples, p=law / law.sum()) for law in laws], axis=1)
@@ -272,19 +317,37 @@ class VerifierContract(PluginContract):
             assert verdict.token_ids[request, :count].tolist() == [*(draft[node] for node in path), last]
             assert verdict.accepted_nodes[request, : len(path)].tolist() == path
 
+    def test_law_of_trees(self, verifier: Verifier) -> None:
+        """The same for trees whose tokens were chosen without chance: siblings, and a child of the second of them."""
+        self._only_if(verifier.accepts_trees and verifier.lossless, "no lossless verifier of trees")
+        self._only_if(not verifier.needs_draft_probs, "the verifier needs drafts drawn from draft_probs")
+        by_rank = self._target_logits().argsort(dim=1, descending=True)
+        draft = [int(by_rank[place, rank]) for place, rank in ((0, 1), (0, 0), (1, 0))]
+        self._check_law(verifier, [draft] * self.num_samples, None, parents=[-1, -1, 1])
+
     # --- statistics -------------------------------------------------------------------------------
 
     def _target_logits(self) -> torch.Tensor:
         """float32 [3, V]: what the target thinks of three positions in a row, whatever the tokens before."""
         return self.random_logits(3, seed=2) / 1.5
 
-    def _check_law(self, verifier: Verifier, drafts: list[list[int]], draft_probs: torch.Tensor | None) -> None:
+    def _check_law(
+        self,
+        verifier: Verifier,
+        drafts: list[list[int]],
+        draft_probs: torch.Tensor | None,
+        parents: list[int] | None = None,
+    ) -> None:
         """Compare the law of the first two tokens with the target's, to about twice what chance alone makes of it."""
         count, rng = len(drafts), np.random.default_rng(11)
         logits = self._target_logits()
         first, second = torch.softmax(logits.double(), dim=1).numpy()[:2]
-        rows = logits[: len(drafts[0]) + 1].repeat(count, 1)
-        emitted = self.verify(verifier, self.case(rows, drafts, temperature=1.0, draft_probs=draft_probs))
+        places = range(len(drafts[0]) + 1) if parents is None else _row_depths(parents)
+        rows = logits[list(places)].repeat(count, 1)
+        trees = None if parents is None else [parents] * count
+        emitted = self.verify(
+            verifier, self.case(rows, drafts, temperature=1.0, draft_probs=draft_probs, parents=trees)
+        )
         follow = rng.choice(self.vocab_size, count, p=second / second.sum()).tolist()
         pairs = [(row[0], row[1] if len(row) > 1 else after) for row, after in zip(emitted, follow, strict=True)]
         counts = np.zeros((self.vocab_size, self.vocab_size))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from specdec.drafting.tensor_names import tensor_names
 from specdec.types import Identification
 
 if TYPE_CHECKING:
@@ -36,13 +37,4 @@ def _flat(names: Any) -> Iterator[str]:
 
 
 def _has_fusion(checkpoint: Path) -> bool:
-    from safetensors import SafetensorError, safe_open
-
-    for file in checkpoint.glob("*.safetensors"):
-        try:
-            with safe_open(file, framework="numpy") as opened:
-                if any(name.split(".")[-2:-1] == ["fc"] for name in opened.keys()):  # noqa: SIM118 - not a dict
-                    return True
-        except (SafetensorError, OSError):
-            return False
-    return False
+    return any(name.split(".")[-2:-1] == ["fc"] for name in tensor_names(checkpoint))

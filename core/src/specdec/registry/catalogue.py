@@ -24,7 +24,12 @@ class Kind:
     returns: str
     """``module:class`` of what the hook returns; empty when anything goes."""
     options: str
-    """Where the options of a selected plugin stand in the configuration; empty when there is no such place."""
+    """Where the options of a selected plugin stand in the configuration, ``{name}`` for its name; empty when there is
+    no such place."""
+
+    def section(self, name: str) -> str:
+        """The dotted path of the options of one plugin; empty when there is no place for them."""
+        return self.options.format(name=name)
 
 
 KINDS: dict[str, Kind] = {
@@ -80,9 +85,18 @@ KINDS: dict[str, Kind] = {
             group="specdec.grammars",
             hook="grammar",
             label="grammar backend",
-            use="are used for structured output",
-            returns="",
-            options="",
+            use="are selected by grammar_backend",
+            returns="specdec.grammar.interface:GrammarBackend",
+            options="grammar_options",
+        ),
+        Kind(
+            name="logits_processor",
+            group="specdec.logits_processors",
+            hook="logits_processor",
+            label="logits processor",
+            use="are listed in logits_processors",
+            returns="specdec.sampling.processor:LogitsProcessor",
+            options="logits_processor_options.{name}",
         ),
         Kind(
             name="stat_logger",
@@ -107,7 +121,8 @@ KINDS: dict[str, Kind] = {
 
 GROUPS: dict[str, Kind] = {kind.group: kind for kind in KINDS.values()}
 
-_EAGLE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
+_EAGLE_LLAMA = ("llama", "mixtral", "qwen2", "qwen3")
+_EAGLE3_LLAMA = (*_EAGLE_LLAMA, "gpt_oss", "llama4_text", "minimax_m2", "mistral", "qwen3_moe")
 
 DISTRIBUTIONS: dict[str, dict[str, str]] = {
     "proposer": {
@@ -125,17 +140,23 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "suffix": "specdec-suffix",
     },
     "head": {
-        **{f"{method}.{target}": "specdec-eagle-llama" for method in ("eagle", "eagle3") for target in _EAGLE_LLAMA},
+        **{f"eagle.{target}": "specdec-eagle-llama" for target in _EAGLE_LLAMA},
+        **{f"eagle3.{target}": "specdec-eagle-llama" for target in _EAGLE3_LLAMA},
         "eagle.deepseek_v3": "specdec-eagle-deepseek",
+        "eagle.deepseek_v2": "specdec-eagle-deepseek",
+        "eagle3.deepseek_v2": "specdec-eagle-deepseek",
         "eagle3.deepseek_v3": "specdec-eagle-deepseek",
         "eagle.llama4_text": "specdec-eagle-llama4",
         "eagle.minicpm": "specdec-eagle-minicpm",
+        "eagle.mistral": "specdec-eagle-mistral",
+        "eagle.mistral4": "specdec-eagle-mistral-large-3",
         "mtp.deepseek_v3": "specdec-mtp-deepseek",
         "mtp.glm4_moe": "specdec-mtp-glm4-moe",
     },
     "verifier": {
         "block": "specdec-verify-block",
         "match": "specdec-core",
+        "rejection": "specdec-core",
         "synthetic": "specdec-verify-synthetic",
         "typical": "specdec-verify-typical",
     },
@@ -150,6 +171,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "triton": "specdec-kernels-triton",
     },
     "grammar": {"xgrammar": "specdec-grammar-xgrammar"},
+    "logits_processor": {"thinking_budget": "specdec-thinking-budget"},
     "stat_logger": {"logging": "specdec-core", "prometheus": "specdec-server"},
     "command": {
         "bench.serve": "specdec-server",

@@ -1,0 +1,224 @@
+"""The proposer: one pass of the head over the rows that the target has just computed, then chains or trees from its
+own output.
+
+After a step the target has hidden states of positions up to N - 1, and the token at N is known but not computed. The
+first pass runs rows up to N - 1 with true hidden states, each with the token behind it; the last row predicts the token
+at N + 1. Further rows (N, N + 1, …) are made of draft tokens and the head's own output; their K/V is overwritten by the
+next first pass, also where the draft is accepted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specdec.drafting import Proposer
+from specdec.drafting.checkpoint import resolve_head
+from specdec.drafting.kit import ChainDrafter, DraftLayers, DraftSampler, SlotTable, Span
+from specdec.errors import ConfigError
+from specdec.types import Draft, Needs, ProposerCapabilities
+from specdec_eagle.trees import DynamicShape, StaticShape, TreeDrafter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from specdec.drafting import DraftHead
+    from specdec.target.model import TargetModel
+    from specdec.types import ComputedStep, EngineContext, ProposalInput
+    from specdec_eagle.config import EagleConfig
+
+
+def build(method: str, config: EagleConfig, engine: EngineContext) -> EagleProposer:
+    """Find the head for the target's architecture, load it, and make the proposer.
+
+    Args:
+        method: ``eagle`` or ``eagle3``, the first part of the head's name.
+        config: the method's options.
+        engine: facts about the engine.
+
+    Raises:
+        PluginNotFoundError: no installed distribution has a head for the target's architecture.
+        ModelNotFoundError: the checkpoint does not exist.
+        ModelLoadError: its files are unreadable or its tensors do not fit.
+        PluginUnsuitableError: it was made for another target.
+        ConfigError: a tree is larger than a draft may be.
+    """
+    assert engine.registry is not None
+    tree = config.static_tree
+    if tree is not None and len(tree) > engine.num_speculative_tokens:
+        raise ConfigError(
+            f"speculative.speculative_token_tree has {len(tree)} nodes, more than speculative.num_speculative_tokens, "
+            f"{engine.num_speculative_tokens}: set that to {len(tree)}",
+            path="speculative.num_speculative_tokens",
+        )
+    registry, name = engine.registry, f"{method}.{engine.target_info.model_type}"
+    registry.select("head", name)  # before anything is fetched
+    checkpoint = resolve_head(config.model, engine.settings.get("cache_dir"))
+    head = registry.create(
+        "head", name, "draft_head", checkpoint=checkpoint, overrides=config.head_config, engine=engine
+    )
+    return EagleProposer(head, config, engine)
+
+
+class EagleProposer(Proposer):
+    """Drafts with a head of the EAGLE family."""
+
+    def __init__(self, head: DraftHead, config: EagleConfig, engine: EngineContext) -> None:
+        """Hold a loaded head.
+
+        Args:
+            head: built for the engine's target.
+            config: the method's options.
+            engine: facts about the engine.
+        """
+        self.head = head
+        self._engine = engine
+        self._k = engine.num_speculative_tokens
+        sampler = DraftSampler(config.draft_sample_method)
+        shape = _shape(config)
+        self.needs = Needs(
+            hidden_states=not head.taps,
+            aux_layers=head.taps,
+            every_step=True,
+            next_token=True,
+            lookahead_slots=self._k - 1 if shape is None else shape.num_rows(self._k),
+        )
+        self.capabilities = ProposerCapabilities(trees=shape is not None, draft_probs=sampler.needs_probs)
+        to_target_ids = None if head.target_ids is None else head.to_target_ids
+        self._chains = ChainDrafter(
+            sampler,
+            vocab_size=engine.target_info.vocab_size,
+            confidence_threshold=config.confidence_threshold,
+            to_target_ids=to_target_ids,
+        )
+        self._shape = shape
+
+    def load(self, target: TargetModel) -> None:
+        """Allocate the head's K/V beside the target's."""
+        self._device = target.device
+        self.layers = DraftLayers.build(
+            self._engine,
+            self.head.attention_layers,
+            dtype=target.dtype,
+            device=target.device,
+            geometry=target.kv_geometry,
+            query_scales=self.head.query_scales,
+            trees=self._shape is not None,
+        )
+        self._trees = (
+            None
+            if self._shape is None
+            else TreeDrafter(self._shape, self.head, self.layers, max_positions=self._max_positions(target))
+        )
+
+    def _max_positions(self, target: TargetModel) -> int:
+        """The longest text: what the cache holds may be less than the engine's limit was when this was made."""
+        geometry = target.kv_geometry
+        return min(self._engine.max_model_len, geometry.num_blocks * geometry.block_size)
+
+    def kv_bytes_per_token(self) -> int:
+        """See `Proposer.kv_bytes_per_token`."""
+        size = torch.finfo(getattr(torch, self._engine.dtype)).bits // 8
+        layers = self.head.attention_layers
+        return sum(size * layer.num_kv_heads * (layer.head_dim + layer.v_head_dim) for layer in layers)
+
+    @torch.inference_mode()
+    def propose(self, batch: ProposalInput) -> Draft:
+        """Run the new rows, then draft for the requests that ask for it."""
+        computed = batch.computed
+        assert computed is not None
+        limits = batch.max_draft_tokens.astype(np.int64)
+        row_of = {name: row for row, name in enumerate(computed.request_ids)}
+        rows = np.array([row_of[name] for name in batch.request_ids], dtype=np.int64)
+        tables = SlotTable(computed, self.layers.cache.block_size, self._device)
+        hidden = self._first_pass(computed, tables, rows[limits > 0])
+        if not limits.any():
+            return Draft(
+                token_ids=torch.empty(0, dtype=torch.int64), num_draft_tokens=torch.zeros(len(rows), dtype=torch.int32)
+            )
+        ends = computed.num_computed.astype(np.int64)[rows]
+        if self._trees is not None:
+            return self._trees.draft(hidden, tables, rows, ends, limits)
+        run = _ChainRun(self.head, self.layers, tables, rows, ends, hidden, np.flatnonzero(limits > 0))
+        logits = self.head.logits(hidden)
+        return self._chains.run(batch, limits, logits, run).draft()
+
+    def memory(self) -> Mapping[str, int]:
+        """See `Proposer.memory`."""
+        return {**self.head.memory(), "kv_cache": self.layers.num_bytes}
+
+    def _first_pass(self, computed: ComputedStep, tables: SlotTable, wanted: np.ndarray) -> Tensor:
+        """Run the rows with true hidden states.
+
+        Args:
+            computed: the step.
+            tables: its slots.
+            wanted: int64 [A], ascending: rows of the step's requests that will draft.
+
+        Returns:
+            [A, h]: the head's output at the last row of each of these requests.
+        """
+        spans, pieces = [], []
+        asked = set(wanted.tolist())
+        for row, tokens in enumerate(computed.token_ids):
+            start, end = int(computed.first_position[row]), int(computed.num_computed[row])
+            behind = tokens[start + 1 : end + 1]
+            if len(behind):  # a text that a stop has cut ends with a token that nothing follows
+                spans.append(Span(row, start, behind, num_wanted=int(row in asked)))
+                first = int(computed.kept_start[row])
+                pieces.append(computed.kept[first : first + len(behind)])
+        if not spans:
+            return torch.empty(0, 0, device=self._device)
+        packed = tables.batch_of_spans(spans)
+        states = self._states(computed, np.concatenate(pieces))
+        with self.layers.attending(packed):
+            hidden = self.head.forward(packed.input_ids, self.head.fuse(states), packed.positions, 0)
+        return hidden.index_select(0, packed.logits_indices)
+
+    def _states(self, computed: ComputedStep, kept: np.ndarray) -> tuple[Tensor, ...]:
+        """The target's hidden states at these tokens of the step, each [len(kept), H]."""
+        target = computed.target
+        states = target.aux_hidden_states if self.head.taps else (target.hidden_states,)
+        assert states is not None
+        if len(kept) == len(computed.batch.input_ids):
+            return tuple(state for state in states if state is not None)  # rows are in order, so all of them are these
+        index = torch.from_numpy(kept).to(self._device)
+        return tuple(state.index_select(0, index) for state in states if state is not None)
+
+
+class _ChainRun:
+    """Runs draft tokens one after another, each on the head's output of the one before."""
+
+    def __init__(
+        self,
+        head: DraftHead,
+        layers: DraftLayers,
+        tables: SlotTable,
+        rows: np.ndarray,
+        ends: np.ndarray,
+        hidden: Tensor,
+        drafting: np.ndarray,
+    ) -> None:
+        self._head, self._layers, self._tables = head, layers, tables
+        self._rows, self._ends = rows, ends
+        self._hidden, self._of = hidden, drafting
+
+    def __call__(self, token_ids: Tensor, chosen: np.ndarray, depth: int) -> Tensor:
+        hidden = self._hidden
+        if len(chosen) != len(self._of):
+            kept = torch.from_numpy(np.searchsorted(self._of, chosen)).to(hidden.device)
+            hidden, self._of = hidden.index_select(0, kept), chosen
+        packed = self._tables.batch_of_tokens(token_ids, self._rows[chosen], self._ends[chosen] + depth)
+        with self._layers.attending(packed):
+            self._hidden = self._head.forward(token_ids, hidden, packed.positions, depth + 1)
+        return self._head.logits(self._hidden)
+
+
+def _shape(config: EagleConfig) -> StaticShape | DynamicShape | None:
+    if config.static_tree is not None:
+        return StaticShape(config.static_tree)
+    return None if config.tree_top_k is None else DynamicShape(config.tree_top_k, config.tree_depth)

@@ -1,0 +1,97 @@
+"""Random heads never change the text: chains and trees, greedy and sampled, in every scheduling situation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specdec import SamplingParams
+from specdec.registry import Registry
+from specdec.testing.heads import tiny_head
+from tests.heads.conftest import VOCAB
+
+PROMPTS = [
+    [7] * 24,
+    [*range(20, 40), *range(20, 40)],
+    [5, 9, 5, 9, 11],
+    [3],
+    torch.randint(2, VOCAB, (70,), generator=torch.Generator().manual_seed(1)).tolist(),
+    [7] * 24 + [8, 9],
+]
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.0, seed=11, max_tokens=20, ignore_eos=True)
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "chain": {"num_speculative_tokens": 3},
+    "coupled": {"num_speculative_tokens": 3, "draft_sample_method": "coupled"},
+    "static tree": {"num_speculative_tokens": 6, "speculative_token_tree": "[(0,),(1,),(0,0),(0,1),(1,0),(0,0,0)]"},
+    "dynamic tree": {"num_speculative_tokens": 9, "tree_top_k": 3, "tree_depth": 3},
+}
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "chunked prefill": {"max_num_batched_tokens": 13},
+    "preemption": {"kv_cache_memory": "400KiB"},
+    "no prefix caching": {"enable_prefix_caching": False, "block_size": 4},
+}
+HARSH = {"max_num_batched_tokens": 29, "kv_cache_memory": "400KiB", "block_size": 8}
+METHODS = [
+    entry.name for entry in Registry().entries() if entry.name in ("eagle", "eagle3") and entry.kind == "proposer"
+]
+
+
+@pytest.fixture(scope="module")
+def plain(model: str) -> list[list[list[int]]]:
+    """Token ids of plain decoding, greedy and sampled."""
+    from specdec import LLM
+
+    with LLM(model, dtype="float32", max_model_len=192, kv_cache_memory="4MiB", stat_loggers=()) as engine:
+        return [_texts(engine, params) for params in (GREEDY, SAMPLED)]
+
+
+def _texts(engine: Any, params: SamplingParams) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in engine.generate(PROMPTS, params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_text_is_that_of_plain_decoding(start, model, plain, tmp_path, method, shape):
+    """With chunks, preemption and cached prefixes (the second greedy run) all at once."""
+    _check(start, model, plain, tmp_path, method, shape, HARSH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_text_in_each_situation(start, model, plain, tmp_path, method, shape, situation):
+    """Each situation alone."""
+    _check(start, model, plain, tmp_path, method, shape, SITUATIONS[situation])
+
+
+def _check(start, model, plain, tmp_path, method, shape, settings):
+    head = tiny_head(method, model, tmp_path / "head")
+    engine = start({"method": method, "model": str(head), **SHAPES[shape]}, **settings)
+    for params, expected in zip((GREEDY, SAMPLED, GREEDY), (*plain, plain[0]), strict=True):
+        assert _texts(engine, params) == expected
+    assert engine.stats().num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_with_probabilities_suit_rejection(start, model, tmp_path, method):
+    """Probabilistic drafts bring their laws; with rejection greedy text stays plain decoding's."""
+    head = tiny_head(method, model, tmp_path / "head")
+    options = {"draft_sample_method": "probabilistic", "num_speculative_tokens": 3}
+    engine = start({"method": method, "model": str(head), **options}, verifier="rejection")
+    texts = _texts(engine, SAMPLED)
+    assert all(len(text) == 20 for text in texts)
+    assert engine.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_head_is_found_by_its_checkpoint(start, model, tmp_path, method):
+    """Without a method in the configuration, the tensors' names decide."""
+    engine = start({"model": str(tiny_head(method, model, tmp_path / "head"))})
+    engine.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+    assert engine.stats().num_draft_tokens > 0

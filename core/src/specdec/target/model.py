@@ -19,6 +19,7 @@ from specdec.attention.paged import allocate_kv_cache, kv_bytes_per_token
 from specdec.errors import UnsupportedModelError
 from specdec.target import bridge
 from specdec.target.cache import cache_root
+from specdec.target.compiler import without_compiler
 from specdec.target.forward import Forward, ModuleForward, StackForward, check_taps
 from specdec.target.gguf import converted
 from specdec.target.loading import GGUF_DTYPE, choose_device, load_config, load_model
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@without_compiler()
 def load_target(config: EngineConfig) -> TargetModel:
     """Find, load, check and fuse the target an engine configuration names.
 

@@ -255,6 +255,8 @@ class ProposerCapabilities:
     trees: bool = False
     draft_probs: bool = False
     variable_length: bool = True
+    keeps_finished_requests: bool = False
+    """Whether memory stays in use for what completed requests have left (`Proposer.complete`)."""
 
 
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic", "coupled")

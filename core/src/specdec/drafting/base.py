@@ -10,8 +10,10 @@ from specdec.types import Draft, DraftOutcome, Needs, ProposalInput, ProposerCap
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
     from torch import Tensor
 
+    from specdec.sampling.params import SamplingParams
     from specdec.target.bridge import QueryScale
     from specdec.types import AttentionLayer
 
@@ -28,6 +30,8 @@ class Proposer(ABC):
     methods: tuple[str, ...] = ()
     """Names that a request may choose among (`specdec.RequestSpeculation`) beside the engine's own method; for
     proposers made of several."""
+    request_options: tuple[str, ...] = ()
+    """Keys of `SamplingParams.extra_args` that the proposer reads."""
 
     def load(self, target: Any) -> None:  # noqa: B027 - optional
         """Load weights and bind to the target (`specdec.target.TargetModel`). Called once, before the first request."""
@@ -38,6 +42,13 @@ class Proposer(ABC):
         ``kv_cache_memory`` pays for them together with the target's. Asked before `load`.
         """
         return 0
+
+    def check_request(self, sampling: SamplingParams) -> None:  # noqa: B027 - optional
+        """Refuse wrong values of `request_options` before a request is queued. May be called from any thread.
+
+        Raises:
+            InvalidRequestError: with a message for the user.
+        """
 
     def start(self, request: RequestInfo) -> None:  # noqa: B027 - optional
         """A request begins. State kept for it is keyed by ``request.request_id``."""
@@ -59,6 +70,17 @@ class Proposer(ABC):
 
         Called after the commit of a step that verified drafts, before `propose` and before `finish` of requests that
         ended in the step. Proposers that do not override it cost nothing.
+        """
+
+    def complete(self, request_id: str, token_ids: np.ndarray) -> None:  # noqa: B027 - optional
+        """A request ended by itself (an end token, a stop, its length); for methods that learn from responses.
+
+        Called before `finish`. What is kept must not refer to the request; see
+        ``ProposerCapabilities.keeps_finished_requests``.
+
+        Args:
+            request_id: a request that was started.
+            token_ids: int64 [n], read-only and to be copied: the prompt and the whole output.
         """
 
     def finish(self, request_id: str) -> None:  # noqa: B027 - optional

@@ -41,8 +41,6 @@ class ProposerContract(PluginContract):
     shortest_text: ClassVar[int] = 1
     """Set it to 2 for a proposer that is given the computed step: the newest token of a text is never computed, and at
     least one is."""
-    keeps_between_requests: ClassVar[bool] = False
-    """Whether memory may stay in use after all requests have ended (a store of past answers, for example)."""
 
     @pytest.fixture
     def proposer(self) -> Proposer:
@@ -321,10 +319,26 @@ class ProposerContract(PluginContract):
         self.step(proposer, texts)
         for request_id in texts:
             proposer.finish(request_id)
-        if not self.keeps_between_requests:
-            assert dict(proposer.memory()) == before
+        assert dict(proposer.memory()) == before
         kept = [request_id for request_id in texts if reaches_string(proposer, request_id)]
         assert not kept, f"the proposer still refers to ended requests {kept}"
+
+    def test_completed_requests(self, proposer: Proposer) -> None:
+        """What completed requests leave is declared, refers to none of them, and later drafts are well-formed."""
+        before = dict(proposer.memory())
+        texts = self.texts(6)
+        for request_id, text in texts.items():
+            self.start(proposer, request_id, text[: len(text) // 2])
+        self.step(proposer, texts)
+        for request_id, text in texts.items():
+            proposer.complete(request_id, _grown({request_id: text}, 1)[request_id])
+            proposer.finish(request_id)
+        if not proposer.capabilities.keeps_finished_requests:
+            assert dict(proposer.memory()) == before, "capabilities.keeps_finished_requests is False"
+        kept = [request_id for request_id in texts if reaches_string(proposer, request_id)]
+        assert not kept, f"the proposer still refers to completed requests {kept}"
+        for request_id, text in texts.items():
+            self.draft_alone(proposer, f"{request_id}#again", text)
 
     def test_memory_is_reported(self, proposer: Proposer) -> None:
         """`memory` maps purposes to bytes, also while requests run."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from attrs import field, frozen
-from attrs.validators import in_
+from typing import ClassVar, Literal
 
-TREE_RULES = ("one_hot", "recursive")
+from attrs import field, frozen
+
+from specdec.config.validators import choice
 
 
 @frozen(kw_only=True)
 class RejectionConfig:
     """Options of the verifier `rejection`."""
 
-    tree_rule: str = field(default="one_hot", validator=in_(TREE_RULES))
+    SECTION: ClassVar[str] = "verifier_options"
+
+    tree_rule: Literal["one_hot", "recursive"] = field(default="one_hot", validator=choice("one_hot", "recursive"))
     """How draft trees are verified. "one_hot": as if their tokens had been chosen without chance, exact for every tree.
     "recursive": each node against its row of ``draft_probs``, the law it was drawn from given its earlier siblings
     (multi-step speculative sampling of SpecInfer); exact if those laws are true, and accepts more at high

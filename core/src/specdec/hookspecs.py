@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from specdec.drafting.base import DraftHead, Proposer
     from specdec.grammar.interface import GrammarBackend
     from specdec.metrics.loggers import StatLogger
-    from specdec.sampling.processor import LogitsProcessor
     from specdec.sampling.backend import SamplingBackend
+    from specdec.sampling.processor import LogitsProcessor
     from specdec.types import AttentionRequirements, EngineContext, Identification
     from specdec.verify.base import Verifier
 
@@ -192,8 +192,8 @@ def identify(checkpoint: Path) -> Identification | None:
 def grammar(config: Any, engine: EngineContext) -> GrammarBackend | None:
     """Build a grammar backend for structured output (`SamplingParams.structured_outputs`).
 
-    When called: once per engine. With ``grammar_backend = "auto"`` when the first request asks for structured output, on
-    the thread that adds it; when the user named the backend, while the engine starts.
+    When called: once per engine. With ``grammar_backend = "auto"`` when the first request asks for structured output,
+    on the thread that adds it; when the user named the backend, while the engine starts.
 
     Args:
         config: instance of the plugin's `config_class`, or an empty mapping.
@@ -218,12 +218,12 @@ def logits_processor(config: Any, engine: EngineContext) -> LogitsProcessor | No
     When called: once per engine for each name in ``logits_processors``, after the target is loaded.
 
     Args:
-        config: instance of the plugin's `config_class`, made from ``logits_processor_options.<name>``, or an empty mapping.
-        engine: facts about the engine; read-only.
+        config: instance of the plugin's `config_class`, made from ``logits_processor_options.<name>``, or an empty
+        mapping. engine: facts about the engine; read-only.
 
     Returns:
-        A `specdec.sampling.processor.LogitsProcessor`. When one of its methods raises in a step, the requests it applies to
-        fail with a message that names the plugin's distribution and version, and others go on.
+        A `specdec.sampling.processor.LogitsProcessor`. When one of its methods raises in a step, the requests it
+        applies to fail with a message that names the plugin's distribution and version, and others go on.
 
     Raises:
         SpecdecError: shown as it is; the engine does not start.

@@ -23,6 +23,7 @@ class FakeRequest:
     num_prompt_tokens: int
     seed: int = 0
     stop_token_ids: frozenset[int] = field(factory=frozenset)
+    grammar: Any = None
 
 
 MakeRequest = Callable[..., FakeRequest]

@@ -13,9 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec.errors import RequestFailedError
+from specdec.grammar import RequestGrammar
 from specdec.sampling import history, masks, penalties, rows
+from specdec.sampling import processor as processor_module
 from specdec.sampling.batch import RowLayout, SamplingBatch
+from specdec.sampling.cpu.bitmask import apply_bitmask
+from specdec.sampling.custom import NamedProcessor
+from specdec.sampling.grammar_mask import apply_bitmask_anywhere
 from specdec.sampling.pipeline import LogitsPipeline
+from specdec.sampling.processor import LogitsProcessor, ProcessorRows
+from specdec.testing.grammars import RuleGrammar, RuleMatcher
 from specdec.types import Draft
 
 V = 12
@@ -36,6 +44,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "top-k": {"top_k": 3},
     "top-p": {"top_p": 0.6, "temperature": 0.7},
     "min-p": {"min_p": 0.2},
+    "grammar": {"structured_outputs": {"regex": "test"}},
+    "grammar without end tokens": {"structured_outputs": {"regex": "test"}, "ignore_eos": True},
+    "grammar and min tokens": {"structured_outputs": {"regex": "test"}, "min_tokens": 7},
+    "processor": {"extra_args": {"history": 1.5}},
 }
 OPTIONS["everything"] = {
     "temperature": 0.8,
@@ -49,8 +61,51 @@ OPTIONS["everything"] = {
     "top_k": 6,
     "top_p": 0.9,
     "min_p": 0.01,
+    "structured_outputs": {"regex": "test"},
+    "extra_args": {"history": 0.5},
 }
 STOPS = [7, 11]
+END = 11
+"""The end token of the grammar here."""
+NOT_BY_HAND = {"top_k", "top_p", "min_p", "structured_outputs", "extra_args"}
+BY_HAND = [name for name, options in OPTIONS.items() if not NOT_BY_HAND & set(options)]
+
+
+def allowed_after(tokens: tuple[int, ...]) -> list[int]:
+    """A grammar in which every text has a mask of its own; after 5 7 5 2 nothing but the end is allowed."""
+    if tokens[-4:] == (5, 7, 5, 2):
+        return [END]
+    rng = np.random.default_rng([len(tokens), *tokens])
+    return [t for t in range(V) if rng.random() < 0.6 or t in (0, 1, 2, 5, 7)]
+
+
+def grammar_for(request: Any) -> RequestGrammar | None:
+    """The grammar state of a request behind its output, whatever that is."""
+    if request.params.structured_outputs is None:
+        return None
+    output = tuple(request.token_ids[request.num_prompt_tokens :].tolist())
+    rule = RuleGrammar(lambda tokens: allowed_after(output + tokens), V, [END])
+    return RequestGrammar(rule, vocab_size=V, end_token_ids=[END], ignore_eos=request.params.ignore_eos)
+
+
+class HistoryProcessor(LogitsProcessor):
+    """Changes each row by an amount that depends on everything before it."""
+
+    def applies(self, params: Any) -> bool:
+        return "history" in params.extra_args
+
+    def process(self, logits: torch.Tensor, rows: ProcessorRows) -> None:
+        assert logits.shape == (rows.num_rows, V)
+        for row in range(rows.num_rows):
+            r = int(rows.request_index[row])
+            before = rows.tokens_before(row)
+            assert len(before) == rows.num_prompt_tokens[r] + rows.num_output_tokens[row]
+            noise = np.random.default_rng([len(before), *before.tolist()]).normal(size=V)
+            logits[row] += torch.from_numpy(noise * rows.params[r].extra_args["history"]).float()
+
+
+def new_pipeline() -> LogitsPipeline:
+    return LogitsPipeline(V, "cpu", [NamedProcessor(HistoryProcessor(), "logits processor 'history' of toy 1.0")])
 
 
 def by_hand(logits: list[float], prompt: list[int], output: list[int], options: dict[str, Any]) -> list[float]:
@@ -90,6 +145,7 @@ def plain(pipeline: LogitsPipeline, request: Any) -> torch.Tensor:
     layout = RowLayout.build(np.array([0]), np.array([len(request.token_ids)]))
     draft = Draft(token_ids=torch.empty(0, dtype=torch.int64), num_draft_tokens=torch.zeros(1, dtype=torch.int32))
     row = logits_after(request.token_ids)[None]
+    request.grammar = grammar_for(request)
     return pipeline.process(row, layout, draft, SamplingBatch.build([request]))[0]
 
 
@@ -131,6 +187,8 @@ def drafted(
     layout = RowLayout.build(
         counts, np.array([len(r.token_ids) for r in requests]), parents=None if parents is None else flat_parents
     )
+    for request in requests:
+        request.grammar = grammar_for(request)
     logits = torch.stack(raw)
     before = logits.clone()
     processed = pipeline.process(logits, layout, draft, SamplingBatch.build(requests))
@@ -146,7 +204,7 @@ def check_rows(
     pipeline: LogitsPipeline | None = None,
 ) -> None:
     """Every row equals the plain path's, bit by bit, on the explicit prefix."""
-    found = drafted(pipeline or LogitsPipeline(V, "cpu"), requests, drafts, parents)
+    found = drafted(pipeline or new_pipeline(), requests, drafts, parents)
     trees = parents or [list(range(-1, len(d) - 1)) for d in drafts]
     for request, draft, tree, processed in zip(requests, drafts, trees, found, strict=True):
         for node, row in zip(range(-1, len(draft)), processed, strict=True):
@@ -155,7 +213,9 @@ def check_rows(
             prefix.params, prefix.num_prompt_tokens = request.params, request.num_prompt_tokens
             prefix.stop_token_ids = request.stop_token_ids
             prefix.token_ids = np.array([*request.token_ids, *said], dtype=np.int64)
-            assert torch.equal(row, plain(LogitsPipeline(V, "cpu"), prefix)), (request.params, said)
+            if request.grammar is None or (all(request.grammar.fitting(said, None)) and END not in said):
+                assert torch.equal(row, plain(new_pipeline(), prefix)), (request.params, said)
+            # Behind the end, or a token that the grammar refuses, a row does not matter: it is never reached.
 
 
 @pytest.fixture(params=[False, True], ids=["compiled", "torch"])
@@ -190,7 +250,7 @@ def test_tree_rows_equal_plain_rows(make_request: Any, name: str) -> None:
 
 
 @pytest.mark.usefixtures("any_device")
-@pytest.mark.parametrize("name", [n for n, o in OPTIONS.items() if not {"top_k", "top_p", "min_p"} & set(o)])
+@pytest.mark.parametrize("name", BY_HAND)
 def test_plain_rows_equal_a_computation_by_hand(make_request: Any, name: str) -> None:
     for output in ([], [5], OUTPUT, [*OUTPUT, 5, 7], [*OUTPUT, 5, 7, 5, 2]):
         request = make_request(PROMPT, output, stops=STOPS, **OPTIONS[name])
@@ -227,6 +287,8 @@ options_strategy = st.fixed_dictionaries(
         "top_k": st.integers(0, V),
         "top_p": st.floats(0.05, 1.0),
         "min_p": st.floats(0.0, 0.9),
+        "structured_outputs": st.just({"regex": "test"}),
+        "extra_args": st.fixed_dictionaries({"history": st.floats(0.1, 2.0)}),
     },
 )
 token_lists = st.lists(st.integers(0, 4), max_size=6)
@@ -342,6 +404,108 @@ def test_end_tokens_outside_the_vocabulary(make_request: Any) -> None:
     assert (row == -torch.inf).nonzero()[:, 0].tolist() == [2]
 
 
+# --- grammars and processors ----------------------------------------------------------------------
+
+
+def expected_mask(prefix: Sequence[int], *, ignore_eos: bool = False) -> list[int]:
+    allowed = allowed_after(tuple(prefix))
+    return allowed if allowed == [END] or not ignore_eos else [t for t in allowed if t != END]
+
+
+def left(row: torch.Tensor) -> list[int]:
+    return (row > -torch.inf).nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_each_row_has_the_mask_of_its_path(make_request: Any, ignore_eos: bool) -> None:
+    """Chains, trees and the bonus row, against the grammar itself; behind the end everything is allowed."""
+    request = make_request(
+        PROMPT, OUTPUT, stops=STOPS, structured_outputs={"regex": "test"}, ignore_eos=ignore_eos, temperature=0
+    )
+    (rows_of_chain,) = drafted(new_pipeline(), [request], [DRAFT])
+    for depth, row in enumerate(rows_of_chain[:-1]):
+        assert left(row) == expected_mask([*OUTPUT, *DRAFT[:depth]], ignore_eos=ignore_eos)
+    assert left(rows_of_chain[4]) == [END]
+    assert left(rows_of_chain[5]) == list(range(V)), "behind the end"
+    (rows_of_tree,) = drafted(new_pipeline(), [request], [TREE_TOKENS], [TREE])
+    for node, row in zip(range(-1, len(TREE)), rows_of_tree, strict=True):
+        said = [TREE_TOKENS[i] for i in path_to(node, TREE)]
+        if END not in said:
+            assert left(row) == expected_mask([*OUTPUT, *said], ignore_eos=ignore_eos)
+
+
+def test_min_tokens_give_way_where_the_grammar_is_at_its_end(make_request: Any) -> None:
+    request = make_request(PROMPT, [5, 7, 5], stops=[END], structured_outputs={"regex": "test"}, min_tokens=16)
+    first, last = drafted(new_pipeline(), [request], [[2]])[0]
+    assert left(first) == [t for t in expected_mask([5, 7, 5]) if t != END]
+    assert left(last) == [END]
+
+
+def test_masks_in_plain_torch_are_the_same() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for vocab_size in (1, 31, 32, 33, 1000):
+        logits = torch.randn(5, vocab_size, generator=generator)
+        words = torch.randint(-(2**31), 2**31, (3, -(-vocab_size // 32)), generator=generator).int().numpy()
+        words[1], words[2, 0] = -1, 0
+        rows_masked = np.array([0, 3, 4])
+        found, expected = logits.clone(), logits.clone()
+        apply_bitmask_anywhere(found, rows_masked, words)
+        apply_bitmask(expected.numpy(), rows_masked, words)
+        assert torch.equal(found, expected)
+        for row, word in zip(rows_masked, words, strict=True):
+            bits = np.unpackbits(word.view(np.uint8), bitorder="little")[:vocab_size].astype(bool)
+            assert np.array_equal(left(found[row]), bits.nonzero()[0])
+        assert torch.equal(found[1:3], logits[1:3])
+
+
+class Spoilt(HistoryProcessor):
+    def process(self, logits: torch.Tensor, rows: ProcessorRows) -> None:
+        raise RuntimeError("no")
+
+
+def test_a_processor_that_raises_fails_only_its_requests(make_request: Any) -> None:
+    pipeline = LogitsPipeline(V, "cpu", [NamedProcessor(Spoilt(), "logits processor 'spoilt' of toy 1.0")])
+    requests = [
+        make_request(PROMPT, OUTPUT, name="free", temperature=0),
+        make_request(PROMPT, OUTPUT, name="fails", temperature=0, extra_args={"history": 1.0}),
+    ]
+    free, fails = drafted(pipeline, requests, [DRAFT[:2], DRAFT[:1]])
+    assert not torch.stack(free).isnan().any()
+    assert torch.stack(fails).isnan().all()
+    assert isinstance(pipeline.faults["fails"], RequestFailedError)
+    assert str(pipeline.faults["fails"]) == (
+        "The logits processor 'spoilt' of toy 1.0 raised RuntimeError in process(): no"
+    )
+    assert list(pipeline.faults) == ["fails"]
+    pipeline.forget("fails")
+    assert not pipeline.faults
+
+
+def test_a_grammar_that_raises_fails_only_its_request(make_request: Any) -> None:
+    def broken(tokens: tuple[int, ...]) -> list[int]:
+        if len(tokens) > 0:
+            raise RuntimeError("no")
+        return list(range(V))
+
+    request = make_request(PROMPT, OUTPUT, name="fails", structured_outputs={"regex": "test"})
+    pipeline = new_pipeline()
+    layout = RowLayout.build(np.array([1, 0]), np.array([9, 9]))
+    draft = Draft(token_ids=torch.tensor([1]), num_draft_tokens=torch.tensor([1, 0], dtype=torch.int32))
+    request.grammar = RequestGrammar(RuleGrammar(broken, V, [END]), vocab_size=V, end_token_ids=[END])
+    batch = SamplingBatch.build([request, make_request(PROMPT, OUTPUT, name="free")])
+    processed = pipeline.process(torch.randn(3, V), layout, draft, batch)
+    assert processed.isnan().all(dim=1).tolist() == [True, True, False]
+    assert "RuntimeError: no" in str(pipeline.faults["fails"])
+
+
+def test_a_processor_that_applies_to_nobody_costs_nothing(make_request: Any) -> None:
+    request = make_request(PROMPT, OUTPUT, temperature=0)
+    logits = torch.randn(1, V)
+    layout = RowLayout.build(np.zeros(1, dtype=np.int64), np.full(1, 9))
+    draft = Draft(token_ids=torch.empty(0, dtype=torch.int64), num_draft_tokens=torch.zeros(1, dtype=torch.int32))
+    assert new_pipeline().process(logits, layout, draft, SamplingBatch.build([request])) is logits
+
+
 # --- the tests can fail ---------------------------------------------------------------------------
 
 
@@ -380,3 +544,36 @@ def test_min_tokens_by_the_committed_length_is_noticed(make_request: Any, monkey
     check_rows(make_request, [request], [DRAFT[:1]])
     with pytest.raises(AssertionError):
         check_rows(make_request, [request], [DRAFT])
+
+
+@pytest.mark.parametrize("name", ["grammar", "processor"])
+def test_looking_at_the_committed_tokens_alone_is_noticed(
+    make_request: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A mask for the first row used for all, or a processor that sees no draft tokens."""
+
+    def fill(self: RequestGrammar, tokens: Any, parents: Any, masks: np.ndarray) -> None:
+        masks[:] = self._new_mask()
+
+    monkeypatch.setattr(RequestGrammar, "fill", fill)
+    monkeypatch.setattr(processor_module, "_paths", lambda tokens, parents: [[] for _ in range(len(tokens) + 1)])
+    request = make_request(PROMPT, OUTPUT, stops=STOPS, **OPTIONS[name])
+    check_rows(make_request, [request], [[]])
+    with pytest.raises(AssertionError):
+        check_rows(make_request, [request], [DRAFT])
+
+
+@pytest.mark.parametrize("name", ["grammar", "processor"])
+def test_a_tree_treated_as_a_chain_is_noticed(make_request: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Known bug 40: one mask per depth, or per place in the list of nodes."""
+    original = rows.StepRows.draft_of
+    monkeypatch.setattr(rows.StepRows, "draft_of", lambda self, r: (original(self, r)[0], None))
+    request = make_request(PROMPT, OUTPUT, stops=STOPS, **OPTIONS[name])
+    with pytest.raises(AssertionError):
+        check_rows(make_request, [request], [TREE_TOKENS], [TREE])
+
+
+def test_a_grammar_that_is_not_rolled_back_is_noticed(make_request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RuleMatcher, "rollback", lambda self, num_tokens: None)
+    with pytest.raises(AssertionError):
+        test_each_row_has_the_mask_of_its_path(make_request, False)

@@ -188,7 +188,7 @@ def _options(registry: Registry, kind: str, name: str) -> list[dict[str, Any]]:
     plugin = registry.load(kind, name)
     if not plugin.implements("config_class"):
         return []
-    section = KINDS[kind].options
+    section = KINDS[kind].section(name)
     return [
         {
             "name": f"{section}.{leaf.path}",

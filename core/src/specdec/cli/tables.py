@@ -38,13 +38,25 @@ def stats_rows(stats: EngineStats, seconds: float) -> list[tuple[str, str]]:
             ("accepted", f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens"),
             ("per position", percentages(stats.acceptance_rate_per_pos)),
         ]
+    if stats.grammar_seconds:
+        rows.append(("grammars", _grammars(stats)))
     if stats.num_preemptions:
         rows.append(("preemptions", str(stats.num_preemptions)))
     if stats.num_proposer_faults:
         rows.append(("proposer faults", str(stats.num_proposer_faults)))
     if stats.speculation_disabled:
         rows.append(("speculation", "switched off after too many faults in a row"))
+    elif stats.speculation_paused:
+        rows.append(("speculation", "paused, because it does not pay"))
     return rows
+
+
+def _grammars(stats: EngineStats) -> str:
+    share = stats.grammar_seconds / stats.step_seconds if stats.step_seconds else 0.0
+    return (
+        f"{1000 * stats.grammar_seconds / max(stats.num_steps, 1):.2f} ms per step ({share:.1%}), "
+        f"{stats.num_grammar_cut_tokens} draft tokens cut, {stats.num_grammar_forced_tokens} added"
+    )
 
 
 def time_shares(stats: EngineStats) -> str:

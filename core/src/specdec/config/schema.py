@@ -31,8 +31,23 @@ class SpeculativeConfig:
     """Draft model or head: a directory or a model id; for methods that need one."""
     num_speculative_tokens: int = field(default=4, validator=check.integer(1, MAX_SPECULATIVE_TOKENS))
     """Most draft tokens per request and step (k)."""
+    speculation: Literal["auto", "always"] = field(default="auto", validator=check.choice("auto", "always"))
+    """auto drafts as many tokens as pay, from measured times and acceptance, none while none pay; always drafts k."""
+    num_speculative_tokens_per_batch_size: Any = field(default=None)
+    """Lower k for larger batches: [[from, to, k], ...] or {batch size: k}, by number of decoding requests."""
     options: dict[str, Any] = field(factory=dict, converter=check.as_dict, validator=check.table())
     """The method's own options; in files and JSON they stand beside the keys above."""
+
+    @num_speculative_tokens_per_batch_size.validator
+    def _check_schedule(self, attribute: Any, value: Any) -> None:
+        if value is None:
+            return
+        from specdec.control.schedule import Schedule
+
+        try:
+            Schedule.parse(value, self.num_speculative_tokens)
+        except ValueError as error:
+            raise InvalidValueError(f"speculative.{attribute.name}", value, str(error)) from None
 
     def __attrs_post_init__(self) -> None:
         legacy = re.fullmatch(r"\[(\w+)\]", self.model or "")
@@ -101,6 +116,16 @@ class EngineConfig:
     """Plugin that computes attention; auto takes the best one that serves the model."""
     sampling_backend: str = field(default="auto", validator=check.text())
     """Plugin that draws tokens from logits; auto takes the best one for the device. All give the same tokens."""
+    grammar_backend: str = field(default="auto", validator=check.text())
+    """Plugin that compiles grammars for structured output; auto takes the installed one when a request asks for it."""
+    grammar_options: dict[str, Any] = field(factory=dict, converter=check.as_dict, validator=check.table())
+    """Options of the grammar plugin's own configuration class."""
+    logits_processors: tuple[str, ...] = field(default=(), converter=check.as_tuple, validator=check.names())
+    """Plugins that change logits before tokens are chosen, in the order in which they run."""
+    logits_processor_options: dict[str, dict[str, Any]] = field(
+        factory=dict, converter=check.as_dict, validator=check.table()
+    )
+    """Options of the logits processors, a table for each name."""
     kv_cache_memory: Size = field(default="1GiB", validator=check.size())
     """Memory for keys and values, in bytes or with a unit."""
     block_size: int = field(default=16, validator=check.integer(1, 1024))
@@ -126,7 +151,8 @@ class EngineConfig:
     max_proposer_faults: int = field(default=3, validator=check.integer(1))
     """Speculation is switched off after this many faulty proposals in a row."""
     proposer_time_budget: float = field(default=1.0, validator=check.number(0))
-    """Seconds a proposal may take before it counts as a fault; 0 means no limit."""
+    """Seconds a proposal may take before it counts as a fault; 0 means no limit. Methods that run over prompts too, as
+    draft models do, get the time of the step on top."""
     cache_dir: str | None = field(default=None, validator=optional(check.text()))
     """Where converted checkpoints are kept; the user's cache directory when not set."""
     stat_loggers: tuple[str, ...] = field(default=("logging",), converter=check.as_tuple, validator=check.names())

@@ -10,6 +10,7 @@ import attrs
 
 from specdec.config import format_size, parse_size
 from specdec.engine.kv_cache import KVCacheManager
+from specdec.engine.plugins import make_constraints
 from specdec.engine.scheduler import Scheduler
 from specdec.errors import CapacityError, ConfigError, PluginUnsuitableError
 from specdec.registry import Registry
@@ -24,7 +25,9 @@ from specdec.types import EngineContext, Needs
 
 if TYPE_CHECKING:
     from specdec.config import EngineConfig
+    from specdec.control import Control
     from specdec.drafting.base import Proposer
+    from specdec.engine.constraints import Constraints
     from specdec.metrics.loggers import StatLogger
     from specdec.target.model import TargetModel
     from specdec.verify.base import Verifier
@@ -45,6 +48,7 @@ class Parts:
     committer: Committer
     drafting: Drafting | None
     stat_loggers: tuple[StatLogger, ...]
+    constraints: Constraints
 
 
 def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
@@ -96,13 +100,17 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     warm_up(target.device)
     if proposer is not None:
         proposer.load(target)
+    constraints = make_constraints(config, registry, context, proposer)
+    pipeline = LogitsPipeline(target.info.vocab_size, target.device, constraints.processors)
     kv_cache = KVCacheManager(
         num_blocks,
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         next_token=needs.next_token,
     )
-    logger.info("%s", _summary(config, context, backend.name, label if proposer is not None else None, num_blocks))
+    described = label if proposer is not None else None
+    logger.info("%s", _summary(config, context, backend.name, described, num_blocks, verifier))
+    _warn_of_lossy(verifier, registry.describe("verifier", config.verifier))
     return Parts(
         config=config,
         context=context,
@@ -121,8 +129,11 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
             device=target.device,
             num_lookahead_slots=needs.lookahead_slots,
         ),
-        verification=Verification(LogitsPipeline(target.info.vocab_size, target.device), verifier, target.device),
-        committer=Committer(kv_cache, LogprobsComputer(config.logprobs_mode, target.tokenizer), cache),
+        verification=Verification(pipeline, verifier, target.device),
+        committer=Committer(
+            kv_cache, LogprobsComputer(config.logprobs_mode, target.tokenizer), cache, pipeline.faults
+        ),
+        constraints=constraints,
         drafting=None
         if proposer is None
         else _drafting(config, context, proposer, method or _given_name(config), label),
@@ -242,6 +253,7 @@ def _drafting(config: EngineConfig, context: EngineContext, proposer: Proposer, 
         label=label,
         method=method,
         num_speculative_tokens=context.num_speculative_tokens,
+        control=_control(config, context, proposer),
         max_model_len=context.max_model_len,
         vocab_size=context.target_info.vocab_size,
         max_faults=config.max_proposer_faults,
@@ -249,15 +261,44 @@ def _drafting(config: EngineConfig, context: EngineContext, proposer: Proposer, 
     )
 
 
+def _control(config: EngineConfig, context: EngineContext, proposer: Proposer) -> Control:
+    """What decides the draft lengths."""
+    from specdec.control import AdaptiveControl, FixedControl, Schedule
+
+    k, settings = context.num_speculative_tokens, config.speculative
+    by_batch_size = settings.num_speculative_tokens_per_batch_size if settings else None
+    schedule = Schedule.parse(by_batch_size, k)
+    if settings is None or settings.speculation == "always":
+        return FixedControl(schedule)
+    return AdaptiveControl(schedule, k, drafts_every_step=proposer.needs.every_step)
+
+
 def _given_name(config: EngineConfig) -> str:
     """What the configuration calls a proposer that was given as an object."""
     return (config.speculative.method if config.speculative else None) or "given"
 
 
-def _summary(config: EngineConfig, context: EngineContext, backend: str, proposer: str | None, num_blocks: int) -> str:
+def _warn_of_lossy(verifier: Verifier, label: str) -> None:
+    """Say once, loudly enough for any log, that outputs are not the target's own."""
+    if not verifier.lossless:
+        worth = "outputs differ from the target's own"
+        if verifier.benchmark_only:
+            worth = "its output is for benchmarks only"
+        logger.warning("%s is lossy: %s", label, worth)
+
+
+def _summary(
+    config: EngineConfig,
+    context: EngineContext,
+    backend: str,
+    proposer: str | None,
+    num_blocks: int,
+    verifier: Verifier,
+) -> str:
     """One line that says what runs, and whether speculation is on and how."""
+    lossy = "" if verifier.lossless else " (lossy)"
     speculation = (
-        f"on: {proposer}, k={context.num_speculative_tokens}, verifier {config.verifier}" if proposer else "off"
+        f"on: {proposer}, k={context.num_speculative_tokens}, verifier {config.verifier}{lossy}" if proposer else "off"
     )
     return (
         f"model {config.model} ({context.dtype}, {context.device}), attention {backend}, "

@@ -16,6 +16,7 @@ from attrs import frozen
 
 from specdec.errors import EngineDeadError, SpecdecError
 from specdec.metrics.stats import EngineStats, RequestStats, StatsAccumulator, StepStats
+from specdec.runner.shaping import DraftShaping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,6 +58,8 @@ class EngineCore:
         self._drafting = parts.drafting
         self._loggers: Sequence[StatLogger] = parts.stat_loggers
         self._stats = StatsAccumulator()
+        self._shaping = DraftShaping()
+        self._grammar_seconds = 0.0
         self._requests: dict[str, Request] = {}
         self._dead: Exception | None = None
         for stat_logger in self._loggers:
@@ -117,6 +120,7 @@ class EngineCore:
         ended = self._release_finished(committed)
         propose = time.perf_counter()
         if self._drafting is not None:
+            self._drafting.record(step, committed.outcomes, propose - begin)
             self._draft(self._drafting, step, target, verdict, ended)
         marks = _Marks(begin, forward, verify, commit, propose, time.perf_counter())
         self._record(plan, committed, marks)
@@ -134,7 +138,13 @@ class EngineCore:
         able = [request for request in running if self._scheduler.has_lookahead(request)]
         for request, draft in drafting.propose(able, step, target, verdict):
             request.draft = draft
+        if drafting.is_on:
+            for request in able:
+                if request.grammar is not None:
+                    request.draft = self._shaping.shape(request, request.draft, drafting.limit(request))
         for request in ended:
+            if request.finish_reason in ("stop", "length"):
+                drafting.complete(request)
             drafting.finish(request.request_id)
 
     def stats(self) -> EngineStats:
@@ -142,10 +152,17 @@ class EngineCore:
         return self._stats.engine_stats(
             free_blocks=self._scheduler.kv_cache.num_free_blocks,
             total_blocks=self._scheduler.kv_cache.num_blocks,
+            lossless=self._verification.verifier.lossless,
             num_proposer_faults=self._drafting.num_faults if self._drafting else 0,
             speculation_disabled=bool(self._drafting and not self._drafting.is_on),
+            speculation_paused=bool(self._drafting and self._drafting.control.is_paused),
+            current_draft_tokens=self._drafting.control.current if self._drafting else 0,
+            proposer=self._drafting.report("stats") if self._drafting else {},
+            proposer_memory=self._drafting.report("memory") if self._drafting else {},
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
+            num_grammar_cut_tokens=self._shaping.num_cut_tokens,
+            num_grammar_forced_tokens=self._shaping.num_forced_tokens,
         )
 
     def reset_prefix_cache(self) -> None:
@@ -205,9 +222,20 @@ class EngineCore:
             kv_usage=1.0 - kv_cache.num_free_blocks / kv_cache.num_blocks,
             first_token_seconds=first_tokens,
             inter_token_seconds=gaps,
+            grammar_seconds=self._new_grammar_seconds(),
+            speculation_paused=bool(self._drafting and self._drafting.control.is_paused),
+            current_draft_tokens=self._drafting.control.current if self._drafting else 0,
         )
         self._stats.add(stats)
         self._tell(lambda stat_logger: stat_logger.record(stats))
+
+    def _new_grammar_seconds(self) -> float:
+        """Time that grammars took since the last call."""
+        before = self._grammar_seconds
+        self._grammar_seconds = (
+            self._verification.grammar_seconds + self._committer.grammar_seconds + self._shaping.seconds
+        )
+        return self._grammar_seconds - before
 
     def _tell(self, call: Callable[[StatLogger], None]) -> None:
         for stat_logger in self._loggers:

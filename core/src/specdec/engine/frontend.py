@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specdec.engine.request import Request
     from specdec.metrics.stats import EngineStats
     from specdec.sampling.params import SamplingParams
+    from specdec.speculation import RequestSpeculation
 
 
 def speculative_settings(settings: Mapping[str, Any] | None, proposer: Proposer | None) -> Mapping[str, Any] | None:
@@ -43,6 +44,9 @@ class Frontend:
             parts.target.tokenizer,
             parts.context.max_model_len,
             lossless=parts.verification.verifier.lossless,
+            methods=() if parts.drafting is None else parts.drafting.methods,
+            num_speculative_tokens=0 if parts.drafting is None else parts.context.num_speculative_tokens,
+            constraints=parts.constraints,
         )
         self.groups: dict[str, RequestGroup] = {}
         self._group_of: dict[str, RequestGroup] = {}
@@ -52,11 +56,19 @@ class Frontend:
         """A request id that no running request has."""
         return next(name for name in map(str, self._names) if name not in self.groups)
 
-    def prepare(self, prompt: Any, params: SamplingParams, request_id: str | None, priority: int = 0) -> RequestGroup:
+    def prepare(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int = 0,
+        speculation: RequestSpeculation | Mapping[str, Any] | bool | str | None = None,
+    ) -> RequestGroup:
         """Check and tokenise one prompt; nothing is queued yet."""
         if request_id is not None and request_id in self.groups:
             raise InvalidRequestError(f"request id {request_id!r} is in use by a running request")
-        group = self.inputs.group(prompt, params, request_id or self.new_id(), priority=priority)
+        name = request_id or self.new_id()
+        group = self.inputs.group(prompt, params, name, priority=priority, speculation=speculation)
         # The choices of a request have ids of their own, which a user's id may equal.
         taken = next((r.request_id for r in group.requests if r.request_id in self._group_of), None)
         if taken is not None:

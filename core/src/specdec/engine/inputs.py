@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from specdec.config import EngineConfig
+    from specdec.engine.constraints import Constraints
+    from specdec.grammar.interface import CompiledGrammar
+    from specdec.grammar.state import RequestGrammar
     from specdec.speculation import RequestSpeculation
     from specdec.types import TargetInfo
 
@@ -36,6 +39,7 @@ class InputProcessor:
         lossless: bool,
         methods: Sequence[str] = (),
         num_speculative_tokens: int = 0,
+        constraints: Constraints | None = None,
     ) -> None:
         """Prepare requests of one engine.
 
@@ -47,6 +51,7 @@ class InputProcessor:
             lossless: whether the verifier keeps the target's law.
             methods: speculative methods that a request may choose.
             num_speculative_tokens: the engine's limit; 0 without speculation.
+            constraints: its grammars and logits processors; None takes no request that asks for them.
         """
         self._config = config
         self._info = info
@@ -55,6 +60,7 @@ class InputProcessor:
         self._lossless = lossless
         self._methods = tuple(methods)
         self._num_speculative_tokens = num_speculative_tokens
+        self._constraints = constraints
         self._seeds = random.Random(config.seed)
         self._arrivals = 0
         self._tokenizer_lock = threading.Lock()
@@ -70,6 +76,19 @@ class InputProcessor:
 
         with self._tokenizer_lock:
             return apply_chat_template(self._tokenizer, messages, model=self._config.model, **template_options)
+
+    def prepare(self, prompt: Any, params: Any) -> tuple[dict[str, Any], CompiledGrammar | None]:
+        """What of `group` takes long, from any thread: tokens as `tokenise` gives them, and the compiled grammar.
+
+        `group` finds the grammar again as long as the result is held.
+
+        Raises:
+            InvalidRequestError: the prompt, the grammar or an argument of a logits processor is wrong.
+        """
+        return self.tokenise(prompt), self._compile(params) if isinstance(params, SamplingParams) else None
+
+    def _compile(self, params: SamplingParams) -> CompiledGrammar | None:
+        return None if self._constraints is None else self._constraints.compile(params)
 
     def group(
         self, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0, speculation: Any = None
@@ -96,6 +115,7 @@ class InputProcessor:
         own_speculation = as_request_speculation(speculation)
         if own_speculation is not None:
             own_speculation.check_against(self._methods, self._num_speculative_tokens)
+        compiled = self._compile(params)
         room = self._max_model_len - len(token_ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
@@ -104,7 +124,15 @@ class InputProcessor:
             name = request_id if params.n == 1 else f"{request_id}#{index}"
             requests.append(
                 self._request(
-                    name, token_ids, params, child_seed(seed, index), max_tokens, priority, index, own_speculation
+                    name,
+                    token_ids,
+                    params,
+                    child_seed(seed, index),
+                    max_tokens,
+                    priority,
+                    index,
+                    own_speculation,
+                    None if self._constraints is None else self._constraints.follow(compiled, params),
                 )
             )
         return RequestGroup(request_id, text, requests, self._lossless)
@@ -119,6 +147,7 @@ class InputProcessor:
         priority: int,
         index: int,
         speculation: RequestSpeculation | None,
+        grammar: RequestGrammar | None,
     ) -> Request:
         stop_ids = frozenset(params.stop_token_ids or ()) | (
             frozenset() if params.ignore_eos else frozenset(self._info.eos_token_ids)
@@ -142,6 +171,7 @@ class InputProcessor:
             arrival_index=self._arrivals,
             index=index,
             speculation=speculation,
+            grammar=grammar,
         )
 
     def _token_ids(self, prompt: Any) -> tuple[str | None, np.ndarray]:

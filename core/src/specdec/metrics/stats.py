@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, zip_longest
 from typing import Any
 
@@ -63,6 +63,10 @@ class StepStats:
     """Of other requests that emitted tokens: time since they last did."""
     grammar_seconds: float = 0.0
     """Following grammars: draft tokens cut and added, masks, commits. Part of the times of the stages."""
+    speculation_paused: bool = False
+    """Whether drafting is suspended after the step because it does not pay."""
+    current_draft_tokens: int = 0
+    """The most draft tokens that a request may have in the next step."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -148,10 +152,21 @@ class EngineStats:
     num_grammar_cut_tokens: int = 0
     """Draft tokens that grammars refused before they were scheduled; they do not count as drafted."""
     num_grammar_forced_tokens: int = 0
-    """Tokens added to drafts because a grammar left one continuation; they count as drafted, and as accepted when kept."""
+    """Tokens added to drafts because a grammar left one continuation; they count as drafted, and as accepted when
+    kept."""
+    lossless: bool = True
+    """Whether the verifier keeps the target's distribution."""
     num_proposer_faults: int = 0
     speculation_disabled: bool = False
     """Whether the proposer was switched off after too many faults in a row."""
+    speculation_paused: bool = False
+    """Whether drafting is suspended at the moment because it does not pay (``speculation = "auto"``)."""
+    current_draft_tokens: int = 0
+    """The most draft tokens that a request could have in the latest step."""
+    proposer: Mapping[str, Any] = field(factory=dict)
+    """What the proposer counts itself since its start (`Proposer.stats`)."""
+    proposer_memory: Mapping[str, int] = field(factory=dict)
+    """Bytes the proposer holds, by purpose (`Proposer.memory`)."""
     free_blocks: int = 0
     """KV blocks that no request holds; prefix-cached ones count as free."""
     total_blocks: int = 0
@@ -217,7 +232,18 @@ class EngineStats:
         return attrs.evolve(state, **summed)
 
 
-_STATES = ("speculation_disabled", "free_blocks", "total_blocks", "num_running", "num_waiting")
+_STATES = (
+    "lossless",
+    "speculation_disabled",
+    "speculation_paused",
+    "current_draft_tokens",
+    "proposer",
+    "proposer_memory",
+    "free_blocks",
+    "total_blocks",
+    "num_running",
+    "num_waiting",
+)
 """Fields of `EngineStats` that say how things are, not how often something happened."""
 
 
@@ -322,8 +348,13 @@ class StatsAccumulator:
         *,
         free_blocks: int = 0,
         total_blocks: int = 0,
+        lossless: bool = True,
         num_proposer_faults: int = 0,
         speculation_disabled: bool = False,
+        speculation_paused: bool = False,
+        current_draft_tokens: int = 0,
+        proposer: Mapping[str, Any] | None = None,
+        proposer_memory: Mapping[str, int] | None = None,
         num_running: int = 0,
         num_waiting: int = 0,
         num_grammar_cut_tokens: int = 0,
@@ -351,6 +382,11 @@ class StatsAccumulator:
             num_grammar_forced_tokens=num_grammar_forced_tokens,
             num_proposer_faults=num_proposer_faults,
             speculation_disabled=speculation_disabled,
+            lossless=lossless,
+            speculation_paused=speculation_paused,
+            current_draft_tokens=current_draft_tokens,
+            proposer=proposer or {},
+            proposer_memory=proposer_memory or {},
             free_blocks=free_blocks,
             total_blocks=total_blocks,
             num_running=num_running,

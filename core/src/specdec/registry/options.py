@@ -23,7 +23,7 @@ def build_options(entry: PluginEntry, cls: type | None, options: Mapping[str, An
         ConfigError: with the path of each wrong key or value.
         PluginContractError: ``cls`` is not an attrs class.
     """
-    section = KINDS[entry.kind].options if entry.kind else ""
+    section = KINDS[entry.kind].section(entry.name or "") if entry.kind else ""
     if cls is None:
         problems = [_unknown(entry, join(section, key), section, ()) for key in options]
         if problems:

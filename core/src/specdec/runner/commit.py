@@ -19,12 +19,13 @@ from specdec.metrics.stats import SpecCounter
 from specdec.sampling.outcome import failure_message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from specdec.attention.interface import KVCache
     from specdec.engine.kv_cache import KVCacheManager
     from specdec.engine.plan import ScheduledRequest
     from specdec.engine.request import Request
+    from specdec.grammar.state import RequestGrammar
     from specdec.runner.batch import StepBatch
     from specdec.sampling.logprobs import LogprobsComputer
     from specdec.types import TargetOutput, Verdict
@@ -38,12 +39,31 @@ class Committed:
     """Requests that emitted tokens or failed."""
     num_generated_tokens: int = 0
     spec: SpecCounter = field(factory=SpecCounter)
+    outcomes: list[tuple[Request, int, int]] = field(factory=list)
+    """Request, draft tokens verified and kept, for each draft of the step."""
 
 
 class Committer:
     """Turns verdicts into committed tokens."""
 
-    def __init__(self, kv_cache: KVCacheManager, logprobs: LogprobsComputer, slots: KVCache) -> None:
+    def __init__(
+        self,
+        kv_cache: KVCacheManager,
+        logprobs: LogprobsComputer,
+        slots: KVCache,
+        faults: Mapping[str, Exception] | None = None,
+    ) -> None:
+        """Make a committer.
+
+        Args:
+            kv_cache: the blocks of the requests.
+            logprobs: adds log-probabilities to them.
+            slots: the K/V, to move that of accepted tree paths.
+            faults: why requests of the step cannot go on, by id (`LogitsPipeline.faults`).
+        """
+        self.grammar_seconds = 0.0
+        """Time spent advancing grammars since the engine started."""
+        self._faults = {} if faults is None else faults
         self._kv_cache = kv_cache
         self._logprobs = logprobs
         self._slots = slots
@@ -81,18 +101,25 @@ class Committer:
         request = share.request
         now = time.monotonic()
         committed.advanced.append(request)
-        if run[-1] < 0:
+        num_drafted_kept = len(run) - 1
+        fault = self._faults.get(request.request_id)
+        ended = False
+        if fault is None and request.grammar is not None:
+            run, ended, fault = self._follow_grammar(request.grammar, run)
+        if fault is not None or run[-1] < 0:
             request.finish_reason = "error"
-            request.error = RequestFailedError(
-                f"request {request.request_id!r} failed; others go on. {failure_message(run[-1], request.params)}"
-            )
+            cause = str(fault) if fault is not None else failure_message(run[-1], request.params)
+            request.error = RequestFailedError(f"request {request.request_id!r} failed; others go on. {cause}")
+            request.error.__cause__ = fault
             return 0
-        decision = request.stop_checker.check(run)
+        decision = request.stop_checker.check(run, ended=ended)
         num_kept = decision.num_tokens
-        num_accepted = min(len(run) - 1, num_kept)
+        num_accepted = min(num_drafted_kept, num_kept)
         drafted = len(share.draft)
         request.spec.count(drafted, num_accepted)
         committed.spec.count(drafted, num_accepted)
+        if drafted:
+            committed.outcomes.append((request, drafted, num_accepted))
         request.num_computed_tokens += num_accepted
         request.append(run[:num_kept])
         request.token_origins.extend(range(num_accepted))
@@ -104,6 +131,16 @@ class Committer:
             request.timings.first_token = now
         committed.num_generated_tokens += num_kept
         return num_kept
+
+    def _follow_grammar(self, grammar: RequestGrammar, run: list[int]) -> tuple[list[int], bool, Exception | None]:
+        """The part of a run up to the end of the grammar, whether that is in it, and what went wrong."""
+        begin = time.perf_counter()
+        try:
+            return run[: grammar.advance(run)], grammar.is_terminated, None
+        except Exception as error:
+            return run, False, error
+        finally:
+            self.grammar_seconds += time.perf_counter() - begin
 
     def _add_logprobs(
         self, step: StepBatch, target: TargetOutput, processed: torch.Tensor, verdict: Verdict, kept: Sequence[int]

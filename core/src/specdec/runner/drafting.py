@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
+from specdec.drafting.base import Proposer
 from specdec.engine.request import Request, RequestDraft
 from specdec.errors import ProposerError
 from specdec.runner.computed import computed_step
 from specdec.runner.draft_check import split_draft
-from specdec.types import ProposalInput, RequestInfo
+from specdec.types import DraftOutcome, ProposalInput, RequestInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from specdec.drafting.base import Proposer
+    from specdec.control import Control
     from specdec.runner.batch import StepBatch
     from specdec.types import TargetOutput, Verdict
 
@@ -40,6 +41,7 @@ class Drafting:
         label: str,
         method: str,
         num_speculative_tokens: int,
+        control: Control,
         max_model_len: int,
         vocab_size: int,
         max_faults: int,
@@ -52,12 +54,16 @@ class Drafting:
         """Names that a request may choose among."""
         self.num_faults = 0
         self.disabled_because: str | None = None
+        self.control = control
+        """Decides how much of what each request can use is asked for."""
+        self._wants_outcomes = type(proposer).record is not Proposer.record
         self._k = num_speculative_tokens
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._max_faults = max_faults
         self._time_budget = time_budget
         self._faults_in_a_row = 0
+        self._step_seconds = 0.0
         self._started: set[str] = set()
 
     @property
@@ -78,26 +84,71 @@ class Drafting:
         """
         if not self.is_on:
             return []
-        limits = [self._limit(request) for request in requests]
+        begin = time.perf_counter()
+        caps = [max(self.limit(request), 0) for request in requests]
+        limits = self.control.limits([request.request_id for request in requests], caps)
         takers = [(request, limit) for request, limit in zip(requests, limits, strict=True) if limit > 0]
         if not takers and not self.proposer.needs.every_step:
             return []
         drafts = self._guarded(lambda: self._ask(takers, step, target, verdict))
         if drafts is None:
             return []
+        self.control.record_draft(
+            [request.request_id for request, _ in takers],
+            [limit for _, limit in takers],
+            [len(draft) for draft in drafts],
+            time.perf_counter() - begin,
+        )
         return [(request, draft) for (request, _), draft in zip(takers, drafts, strict=True)]
+
+    def record(self, step: StepBatch, outcomes: Sequence[tuple[Request, int, int]], seconds: float) -> None:
+        """Learn how the last drafts did and what the step cost; called when a step is committed.
+
+        Args:
+            step: the batch that was run and committed.
+            outcomes: request, verified draft tokens and kept ones, for each draft in the step.
+            seconds: from scheduling to commit.
+        """
+        self._step_seconds = seconds
+        if not self.is_on:
+            return
+        num_tokens = len(step.packed.input_ids)
+        self.control.record_step(
+            len(step.sampling),
+            num_tokens if num_tokens == len(step.layout.request_index) else 0,
+            seconds,
+            [known for outcome in outcomes if (known := _known_outcome(*outcome)) is not None],
+        )
+        if outcomes and self._wants_outcomes:
+            requests, drafted, accepted = zip(*outcomes, strict=True)
+            outcome = DraftOutcome(
+                request_ids=tuple([request.request_id for request in requests]),
+                num_draft_tokens=np.array(drafted, dtype=np.int32),
+                num_accepted_tokens=np.array(accepted, dtype=np.int32),
+            )
+            self._guarded(lambda: self.proposer.record(outcome))
+
+    def complete(self, request: Request) -> None:
+        """A request ended by itself; `finish` comes next."""
+        if request.request_id in self._started:
+            self._guarded(lambda: self.proposer.complete(request.request_id, request.token_ids))
 
     def finish(self, request_id: str) -> None:
         """A request ended; called after `propose` of the step in which it did."""
+        self.control.finish(request_id)
         if request_id in self._started:
             self._started.discard(request_id)
             self._guarded(lambda: self.proposer.finish(request_id))
+
+    def report(self, what: Literal["stats", "memory"]) -> Mapping[str, Any]:
+        """What the proposer says about itself; nothing when that fails."""
+        return self._guarded(self.proposer.stats if what == "stats" else self.proposer.memory) or {}
 
     def close(self) -> None:
         """The engine stops."""
         self._guarded(self.proposer.close)
 
-    def _limit(self, request: Request) -> int:
+    def limit(self, request: Request) -> int:
         """Draft tokens the request can use: one more token than the draft is emitted, within both length limits."""
         left = min(self._max_model_len - request.num_tokens, request.max_tokens - request.num_output_tokens) - 1
         k = self._k if request.speculation is None else request.speculation.limit(self._k)
@@ -116,11 +167,16 @@ class Drafting:
         begin = time.perf_counter()
         draft = self.proposer.propose(batch)
         seconds = time.perf_counter() - begin
-        if self._time_budget and seconds > self._time_budget:
-            raise ProposerError(f"propose() took {seconds:.3f} s; proposer_time_budget is {self._time_budget:g} s")
+        self._check_time(seconds)
         drafts = split_draft(draft, limits, self._vocab_size, self.proposer.capabilities)
         self._faults_in_a_row = 0
         return drafts
+
+    def _check_time(self, seconds: float) -> None:
+        """A proposer that follows every step has prompts to run over, too: it gets the step's own time on top."""
+        allowed = self._time_budget + (self._step_seconds if self.proposer.needs.every_step else 0.0)
+        if self._time_budget and seconds > allowed:
+            raise ProposerError(f"propose() took {seconds:.3f} s; proposer_time_budget is {self._time_budget:g} s")
 
     def _start(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -183,3 +239,10 @@ class Drafting:
                 cause,
                 exc_info=error,
             )
+
+
+def _known_outcome(request: Request, drafted: int, accepted: int) -> tuple[str, int, int] | None:
+    """What an outcome says about acceptance: nothing about the tokens that a stop cut off."""
+    if request.is_finished:
+        drafted = accepted
+    return (request.request_id, drafted, accepted) if drafted else None

@@ -31,7 +31,8 @@ class Verification:
         batch = self._sampling_batch(step)
         num_rows = step.layout.request_index.shape[0]
         logits = target.logits if target.logits.shape[0] == num_rows else target.logits[:num_rows]
-        processed = self._pipeline.process(logits, step.layout, step.draft, batch)
+        drafts = [share.draft for share in step.sampling]
+        processed = self._pipeline.process(logits, step.layout, step.draft, batch, drafts)
         rows = Rows(
             logits=processed,
             row_start=step.layout.row_start,
@@ -41,6 +42,11 @@ class Verification:
             max_draft_tokens=step.layout.max_depth,
         )
         return processed, self.verifier.verify(rows, step.draft, batch)
+
+    @property
+    def grammar_seconds(self) -> float:
+        """Time spent on grammar masks so far."""
+        return self._pipeline.grammar_seconds
 
     def forget(self, request_id: str) -> None:
         """A request ended; another one may come with the same id."""

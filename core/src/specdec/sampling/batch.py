@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from attrs import Factory, field, frozen
 from torch import Tensor
 
 from specdec.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec.grammar.state import RequestGrammar
 
 
 class SampledRequest(Protocol):
@@ -43,6 +46,10 @@ class SampledRequest(Protocol):
     @property
     def stop_token_ids(self) -> frozenset[int]:
         """What `min_tokens` masks: the end tokens unless `ignore_eos`, and `SamplingParams.stop_token_ids`."""
+
+    @property
+    def grammar(self) -> RequestGrammar | None:
+        """Where the output stands in its grammar; present when ``params.structured_outputs`` is."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -152,6 +159,8 @@ class SamplingBatch:
     """Indices of the requests with ``logit_bias`` or ``allowed_token_ids``."""
     with_bad_words: tuple[int, ...]
     with_min_tokens: tuple[int, ...]
+    constrained: tuple[int, ...] = ()
+    """Indices of the requests with ``structured_outputs``."""
 
     @classmethod
     def build(cls, requests: Sequence[SampledRequest], device: torch.device | str = "cpu") -> SamplingBatch:
@@ -189,6 +198,7 @@ class SamplingBatch:
             biased=having(lambda p: p.logit_bias or p.allowed_token_ids is not None),
             with_bad_words=having(lambda p: p.bad_words_token_ids),
             with_min_tokens=having(lambda p: p.min_tokens > 0),
+            constrained=having(lambda p: p.structured_outputs is not None),
         )
 
 

@@ -148,7 +148,10 @@ class BadWords:
 
 
 class MinTokens:
-    """`min_tokens`: forbid end and stop tokens in rows that come too early, counting drafted tokens before the row."""
+    """`min_tokens`: forbid end and stop tokens in rows that come too early, counting drafted tokens before the row.
+
+    Where a grammar allows nothing but end tokens, the output ends early all the same.
+    """
 
     def __init__(self, device: torch.device, vocab_size: int) -> None:
         self._device = device
@@ -174,6 +177,9 @@ class MinTokens:
             stops = self._stops.get(request)
             rows = step.rows_of(r)
             early = step.layout.positions[rows, None] < _first_free_position(request)
+            if request.params.structured_outputs is not None:
+                # Where a grammar is at its end, an end token is all that is left.
+                early &= torch.from_numpy(~step.only_ends[rows, None]).to(self._device)
             own = logits[rows]
             own[:, stops] = own[:, stops].masked_fill(early, -torch.inf)
 

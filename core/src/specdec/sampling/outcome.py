@@ -26,7 +26,9 @@ def failure_message(code: int, params: SamplingParams) -> str:
         for name, used in (
             ("allowed_token_ids", params.allowed_token_ids is not None),
             ("bad_words", bool(params.bad_words or params.bad_words_token_ids)),
+            ("structured_outputs", params.structured_outputs is not None),
             ("min_tokens", params.min_tokens > 0),
+            ("a logits processor", bool(params.extra_args)),
         )
         if used
     ]

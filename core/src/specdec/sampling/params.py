@@ -10,6 +10,7 @@ import attrs
 from attrs import field, frozen
 
 from specdec.errors import InvalidRequestError
+from specdec.sampling.structured import StructuredOutputsParams
 
 GREEDY_EPSILON = 1e-5
 """A temperature below this is 0: the law is one-hot in float32 anyway."""
@@ -112,6 +113,18 @@ def _banned_sequences(value: Any) -> TokenSequences:
     return sequences
 
 
+def _structured_outputs(value: Any) -> StructuredOutputsParams | None:
+    return StructuredOutputsParams.of(value)
+
+
+def _extra_args(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _fail("extra_args", value, "a mapping with string keys")
+    return dict(value)
+
+
 def _plain_int(value: Any) -> Any:
     """Converter: NumPy's and other integers -> int; everything else is left for the checks."""
     return value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else value
@@ -180,6 +193,11 @@ class SamplingParams:
     """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool = True
     """Put spaces between special tokens; only tokenizers written in Python know this option."""
+    structured_outputs: StructuredOutputsParams | None = field(default=None, converter=_structured_outputs)
+    """What the output must look like: a JSON schema, a regular expression, a choice, a grammar."""
+    extra_args: Mapping[str, Any] = field(default=None, converter=_extra_args)
+    """Arguments for logits processors, by the names that they document; each processor of the engine looks for its
+    own."""
 
     def __attrs_post_init__(self) -> None:
         self._check_counts()

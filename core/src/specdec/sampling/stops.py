@@ -69,10 +69,16 @@ class StopChecker:
         )
         self._stops = _StopStrings(params.stop, params.include_stop_str_in_output)
 
-    def check(self, run: Sequence[int]) -> StopDecision:
-        """Take in the tokens of a step; nothing may follow once a decision has a finish reason."""
+    def check(self, run: Sequence[int], *, ended: bool = False) -> StopDecision:
+        """Take in the tokens of a step; nothing may follow once a decision has a finish reason.
+
+        Args:
+            run: the tokens.
+            ended: the output ends with the run's last token, whatever it is and however few there are: its grammar is
+                complete. A stop within the run comes first, the limit does not.
+        """
         before = self._num_tokens
-        kept, reason, stop = self._cut(run)
+        kept, reason, stop = self._cut(run, ended)
         visible = kept[:-1] if stop is not None and not self._keep_stop_text else kept
         text = ""
         if self._detokenizer is not None and self._stops.any:
@@ -91,13 +97,17 @@ class StopChecker:
         rest = "" if self._detokenizer is None else self._detokenizer.finish()
         return self._stops.release(rest)
 
-    def _cut(self, run: Sequence[int]) -> tuple[Sequence[int], Literal["stop", "length"] | None, int | None]:
+    def _cut(
+        self, run: Sequence[int], ended: bool
+    ) -> tuple[Sequence[int], Literal["stop", "length"] | None, int | None]:
         """The tokens up to a stop token or the limit, why they end, and the stop token."""
         before = self._num_tokens
         for count, token in enumerate(run, start=1):
             self._num_tokens = before + count
             if token in self._stop_ids and self._num_tokens > self._min_tokens:
                 return run[:count], "stop", token
+            if ended and count == len(run):
+                return run, "stop", None
             if self._num_tokens >= self._max_tokens:
                 return run[:count], "length", None
         return run, None, None

@@ -1,0 +1,3 @@
+"""A thinking budget for specdec."""
+
+__version__ = "0.1.0"

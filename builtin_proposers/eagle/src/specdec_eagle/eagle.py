@@ -17,9 +17,10 @@ import torch
 from specdec.drafting import Proposer
 from specdec.drafting.checkpoint import resolve_head
 from specdec.drafting.kit import ChainDrafter, DraftLayers, DraftSampler, SlotTable, Span
-from specdec.errors import ConfigError
+from specdec.drafting.token_trees import check_size
+from specdec.drafting.trees import draft_trees, shape_of
 from specdec.types import Draft, Needs, ProposerCapabilities
-from specdec_eagle.trees import DynamicShape, StaticShape, TreeDrafter
+from specdec_eagle.growth import HeadGrowth
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,13 +49,7 @@ def build(method: str, config: EagleConfig, engine: EngineContext) -> EaglePropo
         ConfigError: a tree is larger than a draft may be.
     """
     assert engine.registry is not None
-    tree = config.static_tree
-    if tree is not None and len(tree) > engine.num_speculative_tokens:
-        raise ConfigError(
-            f"speculative.speculative_token_tree has {len(tree)} nodes, more than speculative.num_speculative_tokens, "
-            f"{engine.num_speculative_tokens}: set that to {len(tree)}",
-            path="speculative.num_speculative_tokens",
-        )
+    check_size(config.static_tree or (), engine.num_speculative_tokens)
     registry, name = engine.registry, f"{method}.{engine.target_info.model_type}"
     registry.select("head", name)  # before anything is fetched
     checkpoint = resolve_head(config.model, engine.settings.get("cache_dir"))
@@ -79,7 +74,7 @@ class EagleProposer(Proposer):
         self._engine = engine
         self._k = engine.num_speculative_tokens
         sampler = DraftSampler(config.draft_sample_method)
-        shape = _shape(config)
+        shape = shape_of(config)
         self.needs = Needs(
             hidden_states=not head.taps,
             aux_layers=head.taps,
@@ -109,16 +104,9 @@ class EagleProposer(Proposer):
             query_scales=self.head.query_scales,
             trees=self._shape is not None,
         )
-        self._trees = (
-            None
-            if self._shape is None
-            else TreeDrafter(self._shape, self.head, self.layers, max_positions=self._max_positions(target))
-        )
-
-    def _max_positions(self, target: TargetModel) -> int:
-        """The longest text: what the cache holds may be less than the engine's limit was when this was made."""
+        # What the cache holds may be less than the engine's limit was when this was made.
         geometry = target.kv_geometry
-        return min(self._engine.max_model_len, geometry.num_blocks * geometry.block_size)
+        self._max_positions = min(self._engine.max_model_len, geometry.num_blocks * geometry.block_size)
 
     def kv_bytes_per_token(self) -> int:
         """See `Proposer.kv_bytes_per_token`."""
@@ -141,9 +129,17 @@ class EagleProposer(Proposer):
                 token_ids=torch.empty(0, dtype=torch.int64), num_draft_tokens=torch.zeros(len(rows), dtype=torch.int32)
             )
         ends = computed.num_computed.astype(np.int64)[rows]
-        if self._trees is not None:
-            return self._trees.draft(hidden, tables, rows, ends, limits)
-        run = _ChainRun(self.head, self.layers, tables, rows, ends, hidden, np.flatnonzero(limits > 0))
+        drafting = np.flatnonzero(limits > 0)
+        shape = self._shape
+        if shape is not None:
+
+            def grow(members: np.ndarray, limit: int) -> tuple[Tensor, Tensor]:
+                roots = hidden.index_select(0, torch.from_numpy(np.searchsorted(drafting, members)).to(hidden.device))
+                growth = HeadGrowth(self.head, self.layers, tables, rows[members], ends[members], roots)
+                return shape.grow(growth, limit, self._max_positions - int(ends[members].max()))
+
+            return draft_trees(limits, grow)
+        run = _ChainRun(self.head, self.layers, tables, rows, ends, hidden, drafting)
         logits = self.head.logits(hidden)
         return self._chains.run(batch, limits, logits, run).draft()
 
@@ -216,9 +212,3 @@ class _ChainRun:
         with self._layers.attending(packed):
             self._hidden = self._head.forward(token_ids, hidden, packed.positions, depth + 1)
         return self._head.logits(self._hidden)
-
-
-def _shape(config: EagleConfig) -> StaticShape | DynamicShape | None:
-    if config.static_tree is not None:
-        return StaticShape(config.static_tree)
-    return None if config.tree_top_k is None else DynamicShape(config.tree_top_k, config.tree_depth)

@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "max_num_seqs": 8,
     "stat_loggers": ("prometheus",),
 }
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "speculation": "always"}
 
 
 @attrs.define
@@ -60,7 +60,7 @@ class Running:
 
 
 @contextmanager
-def serving(model: Path, server: dict[str, Any] | None = None, **settings: Any) -> Iterator[Running]:
+def _serving(model: Path, server: dict[str, Any] | None = None, **settings: Any) -> Iterator[Running]:
     """Start a server and stop it at the end."""
     torch.set_num_threads(1)
     config = ServerConfig(**{"port": 0, "served_model_name": ("tiny",), **(server or {})})
@@ -88,8 +88,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def serving() -> Any:
+    """``with serving(model, {server settings}, **engine settings) as running``."""
+    return _serving
+
+
+@pytest.fixture(scope="session")
 def running(model: Path) -> Iterator[Running]:
-    with serving(model, speculative_config=NGRAM) as server:
+    with _serving(model, speculative_config=NGRAM) as server:
         yield server
 
 

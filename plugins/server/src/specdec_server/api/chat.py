@@ -14,7 +14,7 @@ from specdec_server.api.messages import for_template
 from specdec_server.api.sampling import sampling_params
 from specdec_server.api.service import Ask, merge, new_id
 from specdec_server.api.streaming import respond
-from specdec_server.api.tools import HeldText, ToolChoice, find_calls, read_choice
+from specdec_server.api.tools import HeldText, ToolCall, ToolChoice, find_calls, read_choice
 from specdec_server.http.errors import AsciiJSONResponse, invalid
 from specdec_server.http.streams import event, while_connected
 
@@ -180,7 +180,7 @@ class Answer:
         logprobs = self._logprobs(choice)
         text = held.add(choice.text) if self.tool_choice.is_on else choice.text
         delta: dict[str, Any] = {}
-        calls = []
+        calls: list[ToolCall] = []
         if choice.finish_reason is not None and self.tool_choice.is_on:
             rest, calls = held.finish()
             text += rest

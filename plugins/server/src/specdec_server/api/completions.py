@@ -68,8 +68,8 @@ def split_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list
     if not prompt:
         raise invalid("prompt is empty; send a text, token ids, or a list of them", "prompt")
     if isinstance(prompt[0], int):
-        return [prompt]  # type: ignore[list-item]  # the body's type says: then all are
-    return list(prompt)  # type: ignore[arg-type]
+        return [prompt]
+    return list(prompt)
 
 
 @define(eq=False)

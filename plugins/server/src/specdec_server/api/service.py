@@ -201,13 +201,13 @@ async def merge(streams: Sequence[AsyncGenerator[RequestOutput]]) -> AsyncGenera
     try:
         open_streams = len(streams)
         while open_streams:
-            index, output, error = await queue.get()
+            index, item, error = await queue.get()
             if error is not None:
                 raise error
-            if output is None:
+            if item is None:
                 open_streams -= 1
             else:
-                yield index, output
+                yield index, item
     finally:
         for task in tasks:
             task.cancel()

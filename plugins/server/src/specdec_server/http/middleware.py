@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from starlette.exceptions import HTTPException
+
 from specdec_server.http.errors import APIError, as_api_error
 
 if TYPE_CHECKING:
@@ -20,10 +22,6 @@ logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/", "/page"})
 """Need no key: what load balancers, Prometheus and browsers ask for."""
-
-
-class _BodyTooLarge(Exception):
-    pass
 
 
 class Gate:
@@ -60,9 +58,6 @@ class Gate:
 
         try:
             await self._serve(scope, receive, counting_send)
-        except _BodyTooLarge:
-            if not status:
-                await self._too_large().response()(scope, receive, counting_send)
         except Exception as error:
             logger.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
@@ -108,7 +103,7 @@ class Gate:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._max_body_size:
-                raise _BodyTooLarge
+                raise HTTPException(413, self._too_large().message)
             return message
 
         return limited

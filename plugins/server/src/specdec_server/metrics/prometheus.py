@@ -165,6 +165,12 @@ SCALARS: tuple[Scalar, ...] = (
         lambda s, _: _one(s.speculation_disabled),
     ),
     Scalar(
+        "speculation_paused",
+        "gauge",
+        "1 while the engine drafts nothing because it does not pay",
+        lambda s, _: _one(s.speculation_paused),
+    ),
+    Scalar(
         "speculation_info",
         "gauge",
         "1; how the engine speculates",
@@ -225,10 +231,10 @@ class PrometheusStatLogger(StatLogger):
     """
 
     def __init__(self, *, model_name: str, proposer: str, verifier: str, num_speculative_tokens: int) -> None:
-        self.model_name = model_name
-        self.proposer = proposer
-        self.verifier = verifier
-        self.num_speculative_tokens = str(num_speculative_tokens)
+        self.model_name: str = model_name
+        self.proposer: str = proposer
+        self.verifier: str = verifier
+        self.num_speculative_tokens: str = str(num_speculative_tokens)
         self.finished: Counter[str] = Counter()
         self.histograms = {distribution: Histogram(distribution.buckets) for distribution in DISTRIBUTIONS}
         self.totals: Callable[[], EngineStats] | None = None

@@ -1,0 +1,219 @@
+"""What is refused: with which status, in which words, and that the server goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from specdec.testing.oracles import SlowProposer, WrongProposer, use_proposer
+from specdec_server.config import ServerConfig
+
+
+def refused(client: httpx.Client, path: str, status: int, **body: Any) -> dict[str, Any]:
+    content = json.dumps(body).encode("ascii")  # httpx's own JSON takes no lone surrogates
+    response = client.post(path, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({}, "the field 'prompt' is missing"),
+        ({"prompt": "x", "temprature": 0}, "unknown field 'temprature'. Did you mean 'temperature'?"),
+        ({"prompt": "x", "temperature": -1}, "temperature"),
+        ({"prompt": "x", "temperature": "hot"}, "temperature: Input should be a valid number"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens is 0"),
+        ({"prompt": "x", "max_tokens": "7"}, "max_tokens: Input should be a valid integer"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": []}, "prompt is empty"),
+        ({"prompt": [5, 99999]}, "outside the vocabulary"),
+        ({"prompt": [1] * 600}, "the prompt has 600 tokens"),
+        ({"prompt": "x", "n": 0}, "n is 0"),
+        ({"prompt": "x", "n": 500, "temperature": 1}, "server.max_choices"),
+        ({"prompt": "x", "logprobs": 21}, "server.max_logprobs"),
+        ({"prompt": "x", "logit_bias": {"999999": 1}}, "outside the vocabulary"),
+        ({"prompt": "x", "suffix": "y"}, "suffix is not supported"),
+        ({"prompt": "x", "best_of": 4}, "best_of is not supported"),
+        ({"prompt": "x", "priority": 3}, "scheduling_policy='priority'"),
+        ({"prompt": "\ud800"}, "Unicode"),
+        ({"prompt": "x", "response_format": {"type": "json_schema"}}, "needs json_schema.schema"),
+        ({"prompt": "x", "speculation": {"k": 3}}, "unknown setting 'speculation.k'"),
+    ],
+)
+def test_a_mistake_in_a_body_is_a_400_that_says_what(client, body, told):
+    assert told in refused(client, "/v1/completions", 400, **body)["message"]
+
+
+def test_the_field_is_named_for_programs(client):
+    error = refused(client, "/v1/completions", 400, prompt="x", temprature=0)
+    assert (error["param"], error["code"], error["type"]) == ("temprature", "unknown_field", "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"messages": []}, "messages is empty"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role is 'wizard'"),
+        ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text is understood"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "top_logprobs needs logprobs"),
+        ({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}, "tool_choice needs tools"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "x"}]}, "tools[0] must be a function"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"tokenize": True}},
+            "cannot set tokenize",
+        ),
+    ],
+)
+def test_a_mistake_in_a_conversation_is_a_400_that_says_what(client, body, told):
+    assert told in refused(client, "/v1/chat/completions", 400, **body)["message"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"[" * 20000, b'{"prompt": NaN}'])
+def test_what_is_no_body_is_a_400(client, content):
+    response = client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+def test_other_paths_methods_and_models(client):
+    assert client.get("/nothing").json()["error"]["type"] == "not_found_error"
+    assert client.get("/v1/completions").status_code == 405
+    error = refused(client, "/v1/completions", 404, prompt="x", model="gpt-9")
+    assert error["code"] == "model_not_found"
+    assert "'tiny'" in error["message"]
+    assert client.get("/v1/models/tiny").json()["id"] == "tiny"
+    assert client.get("/v1/models/other").status_code == 404
+
+
+def test_the_server_goes_on_after_all_of_it(client):
+    assert client.post("/v1/completions", json={"prompt": "the", "max_tokens": 2}).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def strict(model, serving):
+    """A server with small limits and keys."""
+    limits = {
+        "api_keys": ("secret", "other"),
+        "max_body_size": "2KiB",
+        "allowed_origins": ("https://a.example",),
+        "retry_after": 3,
+    }
+    slow = use_proposer(SlowProposer(WrongProposer(5), 0.05))  # so that requests last
+    slow["speculative_config"]["speculation"] = "always"
+    settings = {"max_num_seqs": 1, "max_waiting_requests": 1, "proposer_time_budget": 0}
+    with serving(model, limits, **settings, **slow) as server:
+        yield server
+
+
+def test_keys(strict):
+    with strict.client() as client:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
+            response = client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+            assert response.status_code == 401
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.json()["error"]["code"] == "invalid_api_key"
+        assert client.get("/v1/models").status_code == 401
+        for path in ("/health", "/ready", "/version", "/metrics"):
+            assert client.get(path).status_code == 200
+        for key in ("secret", "other"):
+            assert client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_body_size_with_and_without_a_length(strict):
+    body = json.dumps({"prompt": "x" * 3000}).encode()
+
+    def parts():
+        yield body[:1000]
+        yield body[1000:]
+
+    headers = {"Authorization": "Bearer secret", "content-type": "application/json"}
+    with strict.client(headers=headers) as client:
+        for content in (body, parts()):
+            response = client.post("/v1/completions", content=content)
+            assert response.status_code == 413
+            assert "server.max_body_size" in response.json()["error"]["message"]
+
+
+def test_origins(strict):
+    with strict.client(headers={"Authorization": "Bearer secret"}) as client:
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        good = client.options("/v1/completions", headers={"Origin": "https://a.example", **asked})
+        assert good.headers["access-control-allow-origin"] == "https://a.example"
+        bad = client.options("/v1/completions", headers={"Origin": "https://b.example", **asked})
+        assert "access-control-allow-origin" not in bad.headers
+        seen = client.get("/v1/models", headers={"Origin": "https://a.example"})
+        assert seen.headers["access-control-allow-origin"] == "https://a.example"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_is_a_429_with_retry_after(strict, stream):
+    """One request runs, one waits, the third is refused, streamed or not; afterwards there is room again."""
+    import threading
+
+    headers = {"Authorization": "Bearer secret"}
+    body = {"prompt": "the quick", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    with strict.client(headers=headers) as client, strict.client(headers=headers) as other:
+        release = threading.Event()
+
+        def hold() -> None:
+            with (
+                strict.client(headers=headers) as mine,
+                mine.stream("POST", "/v1/completions", json={**body, "stream": True}) as response,
+            ):
+                next(response.iter_lines())
+                release.wait(20)
+
+        first = threading.Thread(target=hold)
+        first.start()
+        while strict.llm.stats().num_running < 1:
+            time.sleep(0.002)
+        second = threading.Thread(target=lambda: other.post("/v1/completions", json=body))
+        second.start()
+        while strict.llm.stats().num_waiting < 1:
+            time.sleep(0.002)
+        response = client.post("/v1/completions", json={**body, "stream": stream})
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "3"
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        release.set()
+        first.join()
+        second.join()
+        strict.wait_until_idle()
+        assert client.post("/v1/completions", json={"prompt": "the", "max_tokens": 2}).status_code == 200
+
+
+def test_a_request_that_takes_too_long_is_ended(model, serving):
+    body = {"prompt": "the quick", "max_tokens": 490, "ignore_eos": True, "temperature": 0, "speculation": False}
+    with serving(model, {"request_timeout": 0.05}) as server, server.client() as client:
+        response = client.post("/v1/completions", json=body)
+        assert response.status_code == 504
+        assert "server.request_timeout" in response.json()["error"]["message"]
+        assert response.headers["x-should-retry"] == "false"
+        streamed = client.post("/v1/completions", json={**body, "stream": True}).text
+        last = [line for line in streamed.splitlines() if line][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
+        server.wait_until_idle()
+        assert server.free_blocks() == server.llm.stats().total_blocks
+        assert client.post("/v1/completions", json={"prompt": "the", "max_tokens": 1}).status_code == 200
+
+
+def test_settings_are_checked():
+    from specdec.config import structure
+    from specdec.errors import ConfigError
+
+    for values, told in (
+        ({"prot": 1}, "Did you mean 'port'?"),
+        ({"port": 70000}, "from 0 to 65535"),
+        ({"max_body_size": "big"}, "server.max_body_size"),
+        ({"ssl_keyfile": "k.pem"}, "server.ssl_certfile"),
+    ):
+        with pytest.raises(ConfigError, match=told.replace("?", r"\?")):
+            structure(ServerConfig, values, "server")

@@ -164,7 +164,8 @@ def config_class() -> type | None:
 
     Returns:
         An attrs class. Its fields are the keys that the section ``speculative`` may carry beside the core's own
-        (proposers), or the keys of ``verifier_options`` (verifiers).
+        (proposers), or the keys of ``verifier_options`` (verifiers). A class variable ``NOTICE``, one sentence, is what
+        a user of the plugin must know; `specdec config` prints it.
 
     Compatibility: since 0.1.
     """

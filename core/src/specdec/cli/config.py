@@ -49,23 +49,28 @@ def add_parser(commands: Subparsers[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check and print."""
     config, sources = read_config(arguments)
-    left_out = method_defaults(check_plugins(config, sources), config)
+    method, notices = check_plugins(config, sources)
+    left_out = method_defaults(method, config)
     if arguments.json:
-        print(json.dumps({"settings": to_dict(config), "sources": sources}, indent=2, ensure_ascii=False))
+        facts = {"settings": to_dict(config), "sources": sources, "notices": notices}
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
     elif arguments.toml:
         print(to_toml(config, sources), end="")
     else:
         settings = describe(config, sources)
         place = 1 + max(at for at, setting in enumerate(settings) if setting.path.startswith("speculative"))
         show([*settings[:place], *left_out, *settings[place:]])
+        for notice in notices:
+            print(notice)
     return 0
 
 
-def check_plugins(config: EngineConfig, sources: Mapping[str, str]) -> Any:
+def check_plugins(config: EngineConfig, sources: Mapping[str, str]) -> tuple[Any, list[str]]:
     """Let the selected method and verifier check their own options.
 
     Returns:
-        The method's configuration; None without a method.
+        The method's configuration, None without a method; and what the two plugins want to be known (the ``NOTICE`` of
+        their configuration classes).
 
     Raises:
         SpecdecError: a plugin is not installed, or refuses an option.
@@ -74,14 +79,16 @@ def check_plugins(config: EngineConfig, sources: Mapping[str, str]) -> Any:
 
     registry = Registry(config.plugins)
     speculative = config.speculative
+    method = None
     try:
-        registry.plugin_config("verifier", config.verifier, config.verifier_options)
+        verifier = registry.plugin_config("verifier", config.verifier, config.verifier_options)
         if speculative is not None and speculative.method is not None:
             model = {} if speculative.model is None else {"model": speculative.model}
-            return registry.plugin_config("proposer", speculative.method, {**speculative.options, **model})
+            method = registry.plugin_config("proposer", speculative.method, {**speculative.options, **model})
     except ConfigError as error:
         raise placed(error, sources) from error
-    return None
+    chosen = [("verifier", config.verifier, verifier), ("method", speculative.method if speculative else None, method)]
+    return method, [f"{kind} {name}: {own.NOTICE}" for kind, name, own in chosen if hasattr(own, "NOTICE")]
 
 
 def method_defaults(method: Any, config: EngineConfig) -> list[Setting]:

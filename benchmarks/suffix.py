@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from common import HERE, add_common, write_result

@@ -11,7 +11,17 @@ import torch
 from specdec import LLM, RequestOutput, SamplingParams
 from specdec.drafting import Proposer
 from specdec.testing import tiny_model, use_proposer
-from tests.invariants.kit import MAX_LEN, METHODS, OBJECTS, VOCAB, Baseline, Runs, Start, proposer_named
+from tests.invariants.kit import (
+    MAX_LEN,
+    METHODS,
+    OBJECTS,
+    VOCAB,
+    Baseline,
+    Runs,
+    Start,
+    method_settings,
+    proposer_named,
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,6 +33,15 @@ def _one_thread() -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Directory of the tiny model; its end-of-text token is 1, as its tokenizer says."""
     path = tiny_model("llama", tmp_path_factory.mktemp("models") / "llama", vocab_size=VOCAB, eos_token_id=None)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Directory of a model with the same tokenizer and other weights, for methods that need a second one."""
+    path = tiny_model(
+        "qwen2", tmp_path_factory.mktemp("models") / "qwen2", vocab_size=VOCAB, eos_token_id=None, num_hidden_layers=1
+    )
     return str(path)
 
 
@@ -88,13 +107,15 @@ def runs(baseline: Baseline) -> Runs:
 
 
 @pytest.fixture(params=[*OBJECTS, *METHODS])
-def speculation(request: pytest.FixtureRequest, model: str, runs: Runs) -> Callable[[int], dict[str, Any]]:
+def speculation(
+    request: pytest.FixtureRequest, model: str, other_model: str, runs: Runs
+) -> Callable[[int], dict[str, Any]]:
     """Settings of an engine that speculates, for each oracle and each installed method."""
     name: str = request.param
 
     def settings(k: int) -> dict[str, Any]:
         if name in METHODS:
-            return {"speculative_config": {"method": name, "num_speculative_tokens": k}}
+            return method_settings(name, k, model, other_model)
         return {"proposer": proposer_named(name, model, runs), "k": k}
 
     return settings

@@ -61,7 +61,28 @@ def installed(kind: str) -> list[str]:
     return [entry.name for entry in Registry().entries() if entry.kind == kind and entry.status == "ok"]
 
 
-METHODS = installed("proposer")
+OPTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {
+    "draft_model": lambda target, other: {"model": target},
+    "draft_model, another": lambda target, other: {"model": other, "draft_sample_method": "probabilistic"},
+}
+"""Options of methods that cannot do without, from the target and another tiny model. A method may be here several
+times; what follows a comma is only a name."""
+
+
+def methods() -> list[str]:
+    """Names for the tests' parameters: every installed method, those that need options with each set of them."""
+    found = installed("proposer")
+    plain = [name for name in found if name not in {key.split(",")[0] for key in OPTIONS}]
+    return [*plain, *(key for key in OPTIONS if key.split(",")[0] in found)]
+
+
+def method_settings(name: str, k: int, target: str, other: str) -> dict[str, Any]:
+    """Settings of an engine with a method, by the name that `methods` gives it."""
+    options = OPTIONS[name](target, other) if name in OPTIONS else {}
+    return {"speculative_config": {"method": name.split(",")[0], "num_speculative_tokens": k, **options}}
+
+
+METHODS = methods()
 BACKENDS = installed("attention_backend")
 
 

@@ -1,0 +1,196 @@
+"""`specdec serve` as a process: settings, signals, and what the README shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+OPTIONS = ["--dtype", "float32", "--kv-cache-memory", "16MiB", "--max-model-len", "2000", "--num-threads", "1"]
+SETTINGS = """\
+model = "{model}"
+[speculative]
+method = "ngram"
+num_speculative_tokens = 3
+[server]
+port = 0
+served_model_name = ["tiny", "demo:smollm2"]
+shutdown_timeout = 20
+"""
+
+
+class Process:
+    """A server process; `url` is what it printed."""
+
+    def __init__(self, *arguments: str) -> None:
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "specdec.cli.main", "serve", *arguments]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
+        assert self.process.stderr is not None
+        self.lines: list[str] = []
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"serves .* at (http://\S+)", line):
+                self.url = found[1]
+                break
+        else:
+            raise AssertionError("".join(self.lines))
+        self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr or ()), daemon=True)
+        self._reader.start()
+
+    def wait_ready(self) -> None:
+        for _ in range(600):
+            try:
+                if httpx.get(self.url + "/ready", timeout=5).status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.05)
+        raise AssertionError("never ready")
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(40)
+        self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@pytest.fixture(scope="module")
+def settings(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("settings") / "specdec.toml"
+    file.write_text(SETTINGS.format(model=model), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def process(settings: Path) -> Iterator[Process]:
+    server = Process("--config", str(settings), *OPTIONS)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+def test_the_readme_works_with_curl_and_the_openai_client(process, tmp_path):
+    """Every block is run as it is written, but for the address."""
+    text = README.read_text(encoding="utf-8")
+    blocks = re.findall(r"```(bash|python)\n(.*?)```", text, re.S)
+    run = [(kind, code) for kind, code in blocks if "localhost:8000" in code]
+    assert {kind for kind, _ in run} == {"bash", "python"}
+    for kind, code in run:
+        code = code.replace("http://localhost:8000", process.url)
+        command = (
+            ["bash", "-euo", "pipefail", "-c", code] if kind == "bash" else [sys.executable, "-W", "error", "-c", code]
+        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+        assert '"error":' not in done.stdout
+        assert done.stdout.strip()
+
+
+def test_bench_serve_measures_it(process, tmp_path, capsys):
+    from specdec.cli.main import main
+
+    file = tmp_path / "load.json"
+    arguments = ["--base-url", process.url, "--num-prompts", "6", "--max-concurrency", "3", "--max-tokens", "8"]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the quick brown fox"}\n{"prompt": "a draft model"}\n', encoding="utf-8")
+    extra = '{"return_spec_stats": true}'
+    more = ["--dataset", str(prompts), "--ignore-eos", "--json", str(file), "--extra-body", extra, "--save-detailed"]
+    assert main(["bench", "serve", *arguments, *more]) == 0
+    assert "time to first token" in capsys.readouterr().out
+    numbers = json.loads(file.read_text(encoding="utf-8"))
+    assert (numbers["completed"], numbers["failed"], numbers["total_output_tokens"]) == (6, 0, 48)
+    assert numbers["max_concurrent_requests"] <= 3
+    assert len(numbers["requests"]) == 6
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        assert 0 < numbers[f"median_{name}_ms"] <= numbers[f"p99_{name}_ms"]
+    assert numbers["settings"]["model"] == "tiny"
+    assert main(["bench", "serve", "--base-url", "http://127.0.0.1:9"]) == 2
+    assert "Is the server running?" in capsys.readouterr().err
+
+
+def test_sigterm_finishes_what_runs_and_refuses_what_is_new(settings):
+    server = Process("--config", str(settings), *OPTIONS)
+    server.wait_ready()
+    body = {"prompt": "the quick", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "speculation": False}
+    texts: list[str] = []
+    with (
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        with httpx.Client(base_url=server.url, timeout=60) as other:
+            assert other.get("/ready").status_code == 200
+            server.process.send_signal(signal.SIGTERM)
+            while other.get("/ready").status_code == 200:
+                time.sleep(0.01)
+            refused = other.post("/v1/completions", json=body)
+            assert refused.status_code == 503
+            assert "retry-after" in refused.headers
+            assert other.get("/health").status_code == 200
+        texts = [line for line in lines if line]
+    assert texts[-1] == "data: [DONE]"
+    assert json.loads(texts[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[server]\nprot = 1\n", "unknown setting 'server.prot' (specdec.toml:3). Did you mean 'port'?"),
+        ('[server]\nport = "x"\n', "server.port = 'x' (specdec.toml:3): must be an integer from 0 to 65535."),
+        ("[sever]\nport = 1\n", "unknown setting 'sever'"),
+        ("[server]\nchat_template = 'none.jinja'\n", "server.chat_template = 'none.jinja' cannot be read"),
+    ],
+)
+def test_a_wrong_setting_is_told_before_anything_is_loaded(tmp_path, monkeypatch, capsys, text, told):
+    from specdec.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    Path("specdec.toml").write_text(f'model = "nowhere"\n{text}', encoding="utf-8")
+    assert main(["serve"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_other_commands_pass_over_the_servers_table(tmp_path, monkeypatch, capsys):
+    from specdec.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    Path("specdec.toml").write_text('model = "m"\n[server]\nport = 9000\n', encoding="utf-8")
+    assert main(["config"]) == 0
+    assert "block_size" in capsys.readouterr().out
+
+
+def test_a_verifier_for_benchmarks_is_refused_unless_meant(model, serving, monkeypatch):
+    from specdec.errors import ConfigError
+    from specdec.verify.match import MatchVerifier
+    from specdec_server.config import ServerConfig
+    from specdec_server.serve import check_verifier
+
+    monkeypatch.setattr(MatchVerifier, "benchmark_only", True)
+    monkeypatch.setattr(MatchVerifier, "lossless", False)
+    with serving(model) as server, server.client() as client:
+        with pytest.raises(ConfigError, match="--allow-benchmark-verifier"):
+            check_verifier(server.llm, ServerConfig())
+        check_verifier(server.llm, ServerConfig(allow_benchmark_verifier=True))
+        response = client.post("/v1/completions", json={"prompt": "the", "max_tokens": 2, "return_spec_stats": True})
+        assert response.headers["x-specdec-lossless"] == "false"
+        assert response.json()["system_fingerprint"].endswith("-lossy-match")
+        assert response.json()["spec_stats"]["lossless"] is False
+        assert client.get("/v1/models").json()["data"][0]["lossless"] is False

@@ -12,14 +12,24 @@ if TYPE_CHECKING:
     from specdec.llm import LLM
     from specdec.outputs import CompletionOutput, RequestOutput
     from specdec.sampling.params import SamplingParams
+    from specdec.speculation import RequestSpeculation
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "RequestOutput",
+    "RequestSpeculation",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "specdec.llm",
     "AsyncLLM": "specdec.async_llm",
     "CompletionOutput": "specdec.outputs",
     "RequestOutput": "specdec.outputs",
+    "RequestSpeculation": "specdec.speculation",
     "SamplingParams": "specdec.sampling.params",
 }
 

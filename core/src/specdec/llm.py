@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from specdec.engine.group import RequestGroup
     from specdec.metrics.stats import EngineStats
     from specdec.outputs import RequestOutput
+    from specdec.speculation import RequestSpeculation
+
+    Speculation = RequestSpeculation | Mapping[str, Any] | bool | str | None
 
 
 class LLM:
@@ -83,6 +86,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        speculation: Speculation | Sequence[Speculation] = None,
     ) -> list[RequestOutput]:
         """Generate for one prompt or a list of prompts; outputs come in the order of the prompts.
 
@@ -91,6 +95,8 @@ class LLM:
             sampling_params: one for all prompts or one for each; None takes the defaults of `SamplingParams`.
             use_tqdm: show a progress bar.
             priority: one number per prompt, smaller first; needs ``scheduling_policy="priority"``.
+            speculation: a `specdec.RequestSpeculation`, a dict of its fields, or False or "off" for plain decoding; one
+                for all prompts or one for each. None leaves it to the engine.
 
         Raises:
             InvalidRequestError: a prompt or parameter is wrong; nothing has been generated.
@@ -99,9 +105,10 @@ class LLM:
         params = _per_prompt("sampling_params", sampling_params or SamplingParams(), len(many))
         ranks = list(priority) if isinstance(priority, Iterable) else priority or 0
         priorities = _per_prompt("priority", ranks, len(many))
+        choices = _per_prompt("speculation", speculation, len(many))
         groups = [
-            self._engine.prepare(prompt, one, None, rank)
-            for prompt, one, rank in zip(many, params, priorities, strict=True)
+            self._engine.prepare(prompt, one, None, rank, choice)
+            for prompt, one, rank, choice in zip(many, params, priorities, choices, strict=True)
         ]
         return self._run(groups, use_tqdm)
 
@@ -111,6 +118,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        speculation: Speculation | Sequence[Speculation] = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of conversations through the model's chat template.
 
@@ -128,7 +136,7 @@ class LLM:
             {"prompt_token_ids": apply_chat_template(self._engine.tokenizer, conversation, model=self.config.model)}
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, speculation=speculation)
 
     def stats(self) -> EngineStats:
         """Totals since the engine started."""

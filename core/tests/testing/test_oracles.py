@@ -136,5 +136,5 @@ def test_use_proposer() -> None:
     proposer = WrongProposer(1)
     assert use_proposer(proposer, 3) == {
         "proposer": proposer,
-        "speculative_config": {"num_speculative_tokens": 3},
+        "speculative_config": {"num_speculative_tokens": 3, "speculation": "always"},
     }

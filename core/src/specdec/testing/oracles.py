@@ -20,20 +20,21 @@ from specdec.types import Draft, Needs, ProposerCapabilities
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from specdec.types import ProposalInput, RequestInfo
+    from specdec.types import DraftOutcome, ProposalInput, RequestInfo
 
 
 def use_proposer(proposer: Proposer, num_speculative_tokens: int = 4) -> dict[str, Any]:
     """Keyword arguments of `specdec.LLM` and `specdec.AsyncLLM` that make an engine use this very object.
 
     For tests and for programs that embed the engine: ``LLM(path, **use_proposer(WrongProposer(5)))``. The proposer
-    needs no distribution and no entry point.
+    needs no distribution and no entry point. It is always asked for drafts, whether they pay or not.
 
     Args:
         proposer: the object to use; one engine at a time.
         num_speculative_tokens: the most draft tokens per request and step.
     """
-    return {"proposer": proposer, "speculative_config": {"num_speculative_tokens": num_speculative_tokens}}
+    speculative = {"num_speculative_tokens": num_speculative_tokens, "speculation": "always"}
+    return {"proposer": proposer, "speculative_config": speculative}
 
 
 def chain_draft(rows: Sequence[Sequence[int]]) -> Draft:
@@ -202,9 +203,17 @@ class WrappedProposer(Proposer):
         """See `Proposer.close`."""
         self.inner.close()
 
+    def record(self, outcome: DraftOutcome) -> None:
+        """See `Proposer.record`."""
+        self.inner.record(outcome)
+
     def memory(self) -> Mapping[str, int]:
         """See `Proposer.memory`."""
         return self.inner.memory()
+
+    def stats(self) -> Mapping[str, Any]:
+        """See `Proposer.stats`."""
+        return self.inner.stats()
 
 
 class GappyProposer(WrappedProposer):

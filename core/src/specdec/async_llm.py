@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from specdec.metrics.stats import EngineStats
     from specdec.outputs import RequestOutput
     from specdec.speculation import RequestSpeculation
-    from specdec.speculation import RequestSpeculation
 
 
 OutputKind = Literal["cumulative", "delta", "final"]
@@ -111,7 +110,6 @@ class AsyncLLM:
             priority: smaller first; needs ``scheduling_policy="priority"``.
             output_kind: "cumulative" yields everything so far, again and again; "delta" only what is new (text, tokens,
                 log-probabilities), which costs the same however long the output is; "final" yields once.
-            speculation: as for `LLM.generate`.
             speculation: as for `LLM.generate`.
 
         Raises:

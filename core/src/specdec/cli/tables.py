@@ -48,8 +48,6 @@ def stats_rows(stats: EngineStats, seconds: float) -> list[tuple[str, str]]:
         rows.append(("speculation", "switched off after too many faults in a row"))
     elif stats.speculation_paused:
         rows.append(("speculation", "paused, because it does not pay"))
-    elif stats.speculation_paused:
-        rows.append(("speculation", "paused, because it does not pay"))
     return rows
 
 

@@ -35,10 +35,6 @@ class SpeculativeConfig:
     """auto drafts as many tokens as pay, from measured times and acceptance, none while none pay; always drafts k."""
     num_speculative_tokens_per_batch_size: Any = field(default=None)
     """Lower k for larger batches: [[from, to, k], ...] or {batch size: k}, by number of decoding requests."""
-    speculation: Literal["auto", "always"] = field(default="auto", validator=check.choice("auto", "always"))
-    """auto drafts as many tokens as pay, from measured times and acceptance, none while none pay; always drafts k."""
-    num_speculative_tokens_per_batch_size: Any = field(default=None)
-    """Lower k for larger batches: [[from, to, k], ...] or {batch size: k}, by number of decoding requests."""
     options: dict[str, Any] = field(factory=dict, converter=check.as_dict, validator=check.table())
     """The method's own options; in files and JSON they stand beside the keys above."""
 
@@ -46,15 +42,6 @@ class SpeculativeConfig:
     def _check_schedule(self, attribute: Any, value: Any) -> None:
         if value is None:
             return
-        from specdec.control.schedule import Schedule
-
-        try:
-            Schedule.parse(value, self.num_speculative_tokens)
-        except ValueError as error:
-            raise InvalidValueError(f"speculative.{attribute.name}", value, str(error)) from None
-
-    @num_speculative_tokens_per_batch_size.validator
-    def _check_schedule(self, attribute: Any, value: Any) -> None:
         from specdec.control.schedule import Schedule
 
         try:

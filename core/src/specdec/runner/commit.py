@@ -41,8 +41,6 @@ class Committed:
     spec: SpecCounter = field(factory=SpecCounter)
     outcomes: list[tuple[Request, int, int]] = field(factory=list)
     """Request, draft tokens verified and kept, for each draft of the step."""
-    outcomes: list[tuple[Request, int, int]] = field(factory=list)
-    """Request, draft tokens verified and kept, for each draft of the step."""
 
 
 class Committer:
@@ -120,8 +118,6 @@ class Committer:
         drafted = len(share.draft)
         request.spec.count(drafted, num_accepted)
         committed.spec.count(drafted, num_accepted)
-        if drafted:
-            committed.outcomes.append((request, drafted, num_accepted))
         if drafted:
             committed.outcomes.append((request, drafted, num_accepted))
         request.num_computed_tokens += num_accepted

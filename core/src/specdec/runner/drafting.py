@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from specdec.drafting.base import Proposer
-from specdec.drafting.base import Proposer
 from specdec.engine.request import Request, RequestDraft
 from specdec.errors import ProposerError
 from specdec.runner.computed import computed_step
@@ -53,13 +52,8 @@ class Drafting:
         """The proposer with its distribution and version, for log lines."""
         self.methods = tuple(dict.fromkeys((method, *proposer.methods)))
         """Names that a request may choose among."""
-        self.methods = tuple(dict.fromkeys((method, *proposer.methods)))
-        """Names that a request may choose among."""
         self.num_faults = 0
         self.disabled_because: str | None = None
-        self.control = control
-        """Decides how much of what each request can use is asked for."""
-        self._wants_outcomes = type(proposer).record is not Proposer.record
         self.control = control
         """Decides how much of what each request can use is asked for."""
         self._wants_outcomes = type(proposer).record is not Proposer.record
@@ -134,32 +128,6 @@ class Drafting:
             )
             self._guarded(lambda: self.proposer.record(outcome))
 
-    def record(self, step: StepBatch, outcomes: Sequence[tuple[Request, int, int]], seconds: float) -> None:
-        """Learn how the last drafts did and what the step cost; called when a step is committed.
-
-        Args:
-            step: the batch that was run and committed.
-            outcomes: request, verified draft tokens and kept ones, for each draft in the step.
-            seconds: from scheduling to commit.
-        """
-        if not self.is_on:
-            return
-        num_tokens = len(step.packed.input_ids)
-        self.control.record_step(
-            len(step.sampling),
-            num_tokens if num_tokens == len(step.layout.request_index) else 0,
-            seconds,
-            [known for outcome in outcomes if (known := _known_outcome(*outcome)) is not None],
-        )
-        if outcomes and self._wants_outcomes:
-            requests, drafted, accepted = zip(*outcomes, strict=True)
-            outcome = DraftOutcome(
-                request_ids=tuple([request.request_id for request in requests]),
-                num_draft_tokens=np.array(drafted, dtype=np.int32),
-                num_accepted_tokens=np.array(accepted, dtype=np.int32),
-            )
-            self._guarded(lambda: self.proposer.record(outcome))
-
     def complete(self, request: Request) -> None:
         """A request ended by itself; `finish` comes next."""
         if request.request_id in self._started:
@@ -168,14 +136,9 @@ class Drafting:
     def finish(self, request_id: str) -> None:
         """A request ended; called after `propose` of the step in which it did."""
         self.control.finish(request_id)
-        self.control.finish(request_id)
         if request_id in self._started:
             self._started.discard(request_id)
             self._guarded(lambda: self.proposer.finish(request_id))
-
-    def report(self, what: Literal["stats", "memory"]) -> Mapping[str, Any]:
-        """What the proposer says about itself; nothing when that fails."""
-        return self._guarded(self.proposer.stats if what == "stats" else self.proposer.memory) or {}
 
     def report(self, what: Literal["stats", "memory"]) -> Mapping[str, Any]:
         """What the proposer says about itself; nothing when that fails."""
@@ -276,13 +239,6 @@ class Drafting:
                 cause,
                 exc_info=error,
             )
-
-
-def _known_outcome(request: Request, drafted: int, accepted: int) -> tuple[str, int, int] | None:
-    """What an outcome says about acceptance: nothing about the tokens that a stop cut off."""
-    if request.is_finished:
-        drafted = accepted
-    return (request.request_id, drafted, accepted) if drafted else None
 
 
 def _known_outcome(request: Request, drafted: int, accepted: int) -> tuple[str, int, int] | None:

@@ -27,6 +27,8 @@ EXAMPLES = """\
       many prompts at once; one JSON object a line for each
   cat letter.txt | specdec generate --model demo:smollm2 --max-tokens 100
       the prompt on standard input
+  specdec generate --model demo:smollm2 --max-tokens 100 --json-schema person.json "A person as JSON:"
+      JSON that fits a schema; also --regex, --choice, --grammar, --json-object
   specdec generate --config specdec.toml --stats "The capital of France is"
       settings from a file; statistics on standard error"""
 

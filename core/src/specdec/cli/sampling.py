@@ -12,7 +12,11 @@ _COLLECTED = "sampling_settings"
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Add one option for each field of `SamplingParams`; ``--sampling.NAME`` where the engine has NAME too."""
+    """Add one option for each field of `SamplingParams`; ``--sampling.NAME`` where the engine has NAME too.
+
+    Structured output has options of its own, see `specdec.cli.structured`.
+    """
+    from specdec.cli.structured import add_structured_flags
     from specdec.config.flags import add_class_flags, flag_name
     from specdec.config.introspect import leaves
     from specdec.sampling.params import SamplingParams
@@ -20,7 +24,10 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     taken = parser._option_string_actions
     names = [leaf.path for leaf in leaves(SamplingParams)]
     rename = {name: flag_name(f"sampling.{name}") for name in names if flag_name(name) in taken}
-    add_class_flags(parser.add_argument_group("sampling"), SamplingParams, _COLLECTED, rename=rename)
+    nested = tuple(name for name in names if "." in name)
+    group = parser.add_argument_group("sampling")
+    add_class_flags(group, SamplingParams, _COLLECTED, skip=nested, rename=rename)
+    add_structured_flags(parser.add_argument_group("structured output, one of"))
 
 
 def read_sampling(arguments: argparse.Namespace, **instead: Any) -> SamplingParams:
@@ -33,9 +40,13 @@ def read_sampling(arguments: argparse.Namespace, **instead: Any) -> SamplingPara
     Raises:
         InvalidRequestError: a value is not allowed, or two contradict.
     """
+    from specdec.cli.structured import read_structured
     from specdec.config.flags import read_class
     from specdec.sampling.params import SamplingParams
 
+    structured = read_structured(arguments)
+    if structured is not None:
+        instead["structured_outputs"] = structured
     return read_class(arguments, lambda **given: SamplingParams(**{**instead, **given}), _COLLECTED)
 
 

@@ -6,6 +6,7 @@ computations (`specdec.testing.reference`). Contract tests and strategies need `
 """
 
 from specdec.testing.context import engine_context
+from specdec.testing.drawn import LawProposer, MisreportingProposer
 from specdec.testing.models import ARCHITECTURES, load_module, set_eos, tiny_config, tiny_model, tiny_module
 from specdec.testing.oracles import (
     LIES,
@@ -29,7 +30,9 @@ __all__ = [
     "LIES",
     "ChainProposer",
     "GappyProposer",
+    "LawProposer",
     "LyingProposer",
+    "MisreportingProposer",
     "OracleProposer",
     "RaisingProposer",
     "RandomProposer",

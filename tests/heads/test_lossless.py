@@ -36,9 +36,9 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "no prefix caching": {"enable_prefix_caching": False, "block_size": 4},
 }
 HARSH = {"max_num_batched_tokens": 29, "kv_cache_memory": "400KiB", "block_size": 8}
-METHODS = [
-    entry.name for entry in Registry().entries() if entry.name in ("eagle", "eagle3") and entry.kind == "proposer"
-]
+WANTED = ("eagle", "eagle3", "medusa", "mlp_speculator")
+METHODS = [entry.name for entry in Registry().entries() if entry.kind == "proposer" and entry.name in WANTED]
+CASES = [(method, shape) for method in METHODS for shape in SHAPES if (method, shape) != ("medusa", "dynamic tree")]
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,7 @@ def _texts(engine: Any, params: SamplingParams) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in engine.generate(PROMPTS, params, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "shape"), CASES)
 def test_text_is_that_of_plain_decoding(start, model, plain, tmp_path, method, shape):
     """With chunks, preemption and cached prefixes (the second greedy run) all at once."""
     _check(start, model, plain, tmp_path, method, shape, HARSH)
@@ -63,8 +62,7 @@ def test_text_is_that_of_plain_decoding(start, model, plain, tmp_path, method, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "shape"), CASES)
 def test_text_in_each_situation(start, model, plain, tmp_path, method, shape, situation):
     """Each situation alone."""
     _check(start, model, plain, tmp_path, method, shape, SITUATIONS[situation])

@@ -18,8 +18,8 @@ from specdec.drafting import Proposer
 from specdec.drafting.checkpoint import resolve_head
 from specdec.drafting.kit import ChainDrafter, DraftLayers, DraftSampler, SlotTable, Span
 from specdec.drafting.token_trees import check_size
-from specdec.drafting.trees import draft_trees, shape_of
-from specdec.types import Draft, Needs, ProposerCapabilities
+from specdec.drafting.trees import draft_trees, no_drafts, shape_of
+from specdec.types import Needs, ProposerCapabilities
 from specdec_eagle.growth import HeadGrowth
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from specdec.drafting import DraftHead
     from specdec.target.model import TargetModel
-    from specdec.types import ComputedStep, EngineContext, ProposalInput
+    from specdec.types import ComputedStep, Draft, EngineContext, ProposalInput
     from specdec_eagle.config import EagleConfig
 
 
@@ -125,9 +125,7 @@ class EagleProposer(Proposer):
         tables = SlotTable(computed, self.layers.cache.block_size, self._device)
         hidden = self._first_pass(computed, tables, rows[limits > 0])
         if not limits.any():
-            return Draft(
-                token_ids=torch.empty(0, dtype=torch.int64), num_draft_tokens=torch.zeros(len(rows), dtype=torch.int32)
-            )
+            return no_drafts(len(rows))
         ends = computed.num_computed.astype(np.int64)[rows]
         drafting = np.flatnonzero(limits > 0)
         shape = self._shape

@@ -170,6 +170,13 @@ def shape_of(options: TreeOptions) -> TreeShape | None:
     return None if options.tree_top_k is None else DynamicShape(options.tree_top_k, options.tree_depth)
 
 
+def no_drafts(num_requests: int) -> Draft:
+    """No draft token for any of B requests."""
+    return Draft(
+        token_ids=torch.empty(0, dtype=torch.int64), num_draft_tokens=torch.zeros(num_requests, dtype=torch.int32)
+    )
+
+
 def draft_trees(limits: np.ndarray, grow: Callable[[np.ndarray, int], tuple[Tensor, Tensor]]) -> Draft:
     """Draft trees for B requests; those with the same limit grow together.
 

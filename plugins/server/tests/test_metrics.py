@@ -82,7 +82,7 @@ def test_faults_show_until_speculation_is_switched_off(model, serving):
         client.post("/v1/completions", json={**BODY, "max_tokens": 10})
         now = look(client)
         assert now.value("speculation_disabled") == 1
-        assert now.by("proposer_faults_total", "proposer") == {"RaisingProposer": 3.0}
+        assert now.value("proposer_faults_total", proposer="RaisingProposer") == 3
 
 
 def test_vllms_names_on_request(model, serving):
@@ -92,7 +92,7 @@ def test_vllms_names_on_request(model, serving):
         per_position = {name for name in metric_names(VLLM_PREFIX) if "per_pos" in name}
         assert metric_names(VLLM_PREFIX) - per_position <= set(snapshot.samples)
         theirs, ours = (sum(snapshot.samples[p + "generation_tokens_total"].values()) for p in ("vllm:", "specdec:"))
-        assert theirs == ours == 4
+        assert theirs == ours >= 4  # of all engines of this process
         openmetrics = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
         assert openmetrics.text.count("# EOF") == 1
         assert openmetrics.text.endswith("# EOF\n")

@@ -175,7 +175,7 @@ def test_a_full_queue_is_a_429_with_retry_after(strict, stream):
         first.start()
         while strict.llm.stats().num_running < 1:
             time.sleep(0.002)
-        second = threading.Thread(target=lambda: other.post("/v1/completions", json=body))
+        second = threading.Thread(target=lambda: other.post("/v1/completions", json={**body, "max_tokens": 3}))
         second.start()
         while strict.llm.stats().num_waiting < 1:
             time.sleep(0.002)

@@ -1,0 +1,146 @@
+"""`specdec serve` against `vllm serve`: 16 concurrent requests, speculation off and with n-gram, taking turns.
+
+    python benchmarks/serve_compare.py --vllm-python /path/to/vllm-env/bin/python --model DIRECTORY
+
+vLLM lives in an environment of its own (see `compare.py --help`) and needs a directory as model. Each server runs in a
+process group that is stopped (SIGSTOP) while the others are measured, and is measured by `specdec bench serve` with the
+same prompts. Medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from common import HERE, add_common, write_result
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+NAME = "model"
+
+
+class Server:
+    """One server process; it runs only while it is measured."""
+
+    def __init__(self, command: list[str], port: int, environ: dict[str, str], log: Path) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log.open("w", encoding="utf-8")
+        self.process = subprocess.Popen(
+            command, env={**os.environ, **environ}, stdout=self._log, stderr=self._log, start_new_session=True
+        )
+        self._wait(log)
+        self.pause()
+
+    def _wait(self, log: Path) -> None:
+        for _ in range(1200):
+            if self.process.poll() is not None:
+                raise SystemExit(f"a server ended; see {log}")
+            try:
+                with urllib.request.urlopen(self.url + "/health", timeout=2):
+                    return
+            except OSError:
+                time.sleep(0.5)
+        raise SystemExit(f"a server did not come up; see {log}")
+
+    def pause(self) -> None:
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self.process.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        self.resume()
+        os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self._log.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def commands(arguments: argparse.Namespace) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """Name -> command without the port, and environment."""
+    spec = ["--speculative-config", json.dumps(NGRAM)]
+    ours = [sys.executable, "-m", "specdec.cli.main", "serve", arguments.model, "--dtype", "bfloat16"]
+    ours += ["--served-model-name", NAME, "--max-model-len", "2048", "--num-threads", str(arguments.threads)]
+    ours += ["--no-enable-prefix-caching", "--max-num-seqs", "16"]
+    found: dict[str, tuple[list[str], dict[str, str]]] = {
+        "specdec": (ours, {}),
+        "specdec + ngram": ([*ours, *spec], {}),
+    }
+    if arguments.vllm_python:
+        vllm = [str(Path(arguments.vllm_python).parent / "vllm"), "serve", arguments.model, "--dtype", "bfloat16"]
+        vllm += ["--served-model-name", NAME, "--max-model-len", "2048", "--no-enable-prefix-caching"]
+        vllm += ["--max-num-seqs", "16"]
+        environ = {"OMP_NUM_THREADS": str(arguments.threads), "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+        found |= {"vllm": (vllm, environ), "vllm + ngram": ([*vllm, *spec], environ)}
+    return found
+
+
+def measure(server: Server, arguments: argparse.Namespace, prompts: Path, folder: Path) -> dict[str, Any]:
+    out = folder / "load.json"
+    command = [sys.executable, "-m", "specdec.cli.main", "bench", "serve", "--base-url", server.url, "--model", NAME]
+    command += ["--dataset", str(prompts), "--num-prompts", str(arguments.num_prompts), "--json", str(out)]
+    command += ["--max-concurrency", str(arguments.concurrency), "--max-tokens", str(arguments.max_tokens)]
+    command += ["--ignore-eos", "--num-warmups", "1"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    numbers: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return numbers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common(parser)
+    parser.add_argument("--vllm-python", metavar="FILE", help="python of vLLM's environment; specdec alone without it")
+    parser.add_argument("--prompts", default="code_edit", help="a set in prompts/ or a .jsonl file")
+    parser.add_argument("--num-prompts", type=int, default=48)
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    given = arguments.prompts
+    prompts = Path(given) if given.endswith(".jsonl") else HERE / "prompts" / f"{given}.jsonl"
+    rounds: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder, servers = Path(name), dict[str, Server]()
+        try:
+            for number, (label, (command, environ)) in enumerate(commands(arguments).items()):
+                port = free_port()
+                servers[label] = Server([*command, "--port", str(port)], port, environ, folder / f"{number}.log")
+            for number in range(arguments.rounds):
+                labels = list(servers)
+                for label in labels[number % len(labels) :] + labels[: number % len(labels)]:
+                    servers[label].resume()
+                    rounds.setdefault(label, []).append(measure(servers[label], arguments, prompts, folder))
+                    servers[label].pause()
+        finally:
+            for server in servers.values():
+                server.close()
+    keys = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "p99_itl_ms", "failed")
+    medians = {
+        label: {key: statistics.median(run[key] for run in runs) for key in keys} for label, runs in rounds.items()
+    }
+    for label, numbers in medians.items():
+        print(label.ljust(18), "  ".join(f"{key} {value:.1f}" for key, value in numbers.items()))
+    write_result("serve_compare", {"settings": vars(arguments), "medians": medians, "rounds": rounds}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

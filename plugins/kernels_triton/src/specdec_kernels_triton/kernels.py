@@ -12,9 +12,10 @@ Noise is `specdec.sampling.noise`: Philox4x32-10 with counter (token id // 4, po
 the seed as key; token id 4 c + j takes word j.
 """
 
-from __future__ import annotations
+# Triton reads annotations other than tl.constexpr, so there are none.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from typing import Any
+from __future__ import annotations
 
 import triton
 import triton.language as tl
@@ -28,7 +29,7 @@ _FAR = tl.constexpr(1 << 30)
 
 
 @triton.jit
-def token_words(seed: Any, position: Any, purpose: tl.constexpr, first: Any, TILE: tl.constexpr) -> Any:
+def token_words(seed, position, purpose: tl.constexpr, first, TILE: tl.constexpr):
     """uint32 [TILE]: the random words of the tokens from ``first`` on, a multiple of four."""
     groups = (first // 4 + tl.arange(0, TILE // 4)).to(tl.uint32)
     zeros = groups ^ groups
@@ -41,7 +42,7 @@ def token_words(seed: Any, position: Any, purpose: tl.constexpr, first: Any, TIL
 
 
 @triton.jit
-def _exponential32(words: Any) -> Any:
+def _exponential32(words):
     """Exp(1) noise in float32: right to 2e-5 relative even where the hardware's logarithm is not, near 1."""
     u = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     series = u * (1.0 + u * (0.5 + u * (0.33333334 + u * (0.25 + u * 0.2))))
@@ -50,7 +51,7 @@ def _exponential32(words: Any) -> Any:
 
 
 @triton.jit
-def _exponential64(words: Any) -> Any:
+def _exponential64(words):
     """-log1p(-u) in float64, by Kahan's formula."""
     u = (words.to(tl.float64) + 0.5) * 2.3283064365386963e-10
     v = 1.0 - u
@@ -59,7 +60,7 @@ def _exponential64(words: Any) -> Any:
 
 
 @triton.jit
-def _row_of(rows: Any, e: Any, HAS_ROWS: tl.constexpr) -> Any:
+def _row_of(rows, e, HAS_ROWS: tl.constexpr):
     if HAS_ROWS:  # noqa: SIM108
         row = tl.load(rows + e).to(tl.int64)
     else:
@@ -69,27 +70,27 @@ def _row_of(rows: Any, e: Any, HAS_ROWS: tl.constexpr) -> Any:
 
 @triton.jit
 def race_tiles(
-    logits: Any,
-    row_stride: Any,
-    vocab: Any,
-    rows: Any,
-    temperature: Any,
-    seeds: Any,
-    positions: Any,
-    normalizers: Any,
-    rejected: Any,
-    probs: Any,
-    prob_stride: Any,
-    prob_rows: Any,
-    scores: Any,
-    weights: Any,
-    faults: Any,
+    logits,
+    row_stride,
+    vocab,
+    rows,
+    temperature,
+    seeds,
+    positions,
+    normalizers,
+    rejected,
+    probs,
+    prob_stride,
+    prob_rows,
+    scores,
+    weights,
+    faults,
     purpose: tl.constexpr,
     HAS_ROWS: tl.constexpr,
     HAS_DRAFT: tl.constexpr,
     HAS_PROBS: tl.constexpr,
     TILE: tl.constexpr,
-) -> None:
+):
     """The best float32 score of each tile, and whether it holds a fault; grid (E, tiles).
 
     With HAS_DRAFT also the largest w / E of each tile, w being what is left of the target's law.
@@ -118,18 +119,18 @@ def race_tiles(
 
 @triton.jit
 def _weight_left(
-    x: Any,
-    index: Any,
-    inside: Any,
-    e: Any,
-    t: Any,
-    normalizers: Any,
-    rejected: Any,
-    probs: Any,
-    prob_stride: Any,
-    prob_rows: Any,
+    x,
+    index,
+    inside,
+    e,
+    t,
+    normalizers,
+    rejected,
+    probs,
+    prob_stride,
+    prob_rows,
     HAS_PROBS: tl.constexpr,
-) -> Any:
+):
     """float64: (P - Q)+ of tokens, or P without the rejected token for a one-hot draft."""
     scaled = x.to(tl.float64) / tl.where(t > 0, t, 1.0).to(tl.float64) - tl.load(normalizers + e)
     left = tl.exp(scaled)
@@ -145,30 +146,30 @@ def _weight_left(
 
 @triton.jit
 def race_pick(
-    logits: Any,
-    row_stride: Any,
-    vocab: Any,
-    rows: Any,
-    temperature: Any,
-    seeds: Any,
-    positions: Any,
-    normalizers: Any,
-    rejected: Any,
-    probs: Any,
-    prob_stride: Any,
-    prob_rows: Any,
-    scores: Any,
-    weights: Any,
-    faults: Any,
-    tokens: Any,
-    num_tiles: Any,
+    logits,
+    row_stride,
+    vocab,
+    rows,
+    temperature,
+    seeds,
+    positions,
+    normalizers,
+    rejected,
+    probs,
+    prob_stride,
+    prob_rows,
+    scores,
+    weights,
+    faults,
+    tokens,
+    num_tiles,
     purpose: tl.constexpr,
     HAS_ROWS: tl.constexpr,
     HAS_DRAFT: tl.constexpr,
     HAS_PROBS: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
-) -> None:
+):
     """The winner of each entry from the tiles that can hold it, in float64; grid (E)."""
     e = tl.program_id(0)
     t = tl.load(temperature + e)
@@ -216,17 +217,17 @@ def race_pick(
 
 @triton.jit
 def normalize_tiles(
-    logits: Any,
-    row_stride: Any,
-    vocab: Any,
-    rows: Any,
-    temperature: Any,
-    largest: Any,
-    sums: Any,
-    faults: Any,
+    logits,
+    row_stride,
+    vocab,
+    rows,
+    temperature,
+    largest,
+    sums,
+    faults,
     HAS_ROWS: tl.constexpr,
     TILE: tl.constexpr,
-) -> None:
+):
     """The largest logit of each tile and the sum of exp((logit - it) / temperature); grid (E, tiles)."""
     e = tl.program_id(0)
     tile = tl.program_id(1)
@@ -249,21 +250,21 @@ def normalize_tiles(
 
 @triton.jit
 def normalize_join(
-    logits: Any,
-    row_stride: Any,
-    vocab: Any,
-    rows: Any,
-    temperature: Any,
-    largest: Any,
-    sums: Any,
-    faults: Any,
-    log_normalizers: Any,
-    tokens: Any,
-    num_tiles: Any,
+    logits,
+    row_stride,
+    vocab,
+    rows,
+    temperature,
+    largest,
+    sums,
+    faults,
+    log_normalizers,
+    tokens,
+    num_tiles,
     HAS_ROWS: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
-) -> None:
+):
     """Join the tiles: log-sum-exp (at temperature 0 the largest logit) and first largest token; grid (E)."""
     e = tl.program_id(0)
     t = tl.load(temperature + e)
@@ -292,26 +293,26 @@ def normalize_join(
 
 @triton.jit
 def accept_drafts(
-    logits: Any,
-    row_stride: Any,
-    vocab: Any,
-    count: Any,
-    rows: Any,
-    temperature: Any,
-    seeds: Any,
-    positions: Any,
-    normalizers: Any,
-    largest: Any,
-    token_ids: Any,
-    probs: Any,
-    prob_stride: Any,
-    prob_rows: Any,
-    accepted: Any,
+    logits,
+    row_stride,
+    vocab,
+    count,
+    rows,
+    temperature,
+    seeds,
+    positions,
+    normalizers,
+    largest,
+    token_ids,
+    probs,
+    prob_stride,
+    prob_rows,
+    accepted,
     purpose: tl.constexpr,
     HAS_ROWS: tl.constexpr,
     HAS_PROBS: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """u Q(X) <= P(X) for BLOCK entries at a time; grid (blocks of entries)."""
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = e < count
@@ -348,9 +349,7 @@ def accept_drafts(
 
 
 @triton.jit
-def write_words(
-    seeds: Any, positions: Any, out: Any, num_tokens: Any, purpose: tl.constexpr, TILE: tl.constexpr
-) -> None:
+def write_words(seeds, positions, out, num_tokens, purpose: tl.constexpr, TILE: tl.constexpr):
     """Write the random words of tokens 0 .. num_tokens - 1 as int64 [E, num_tokens]; grid (E, tiles)."""
     e = tl.program_id(0)
     first = tl.program_id(1) * TILE

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from specdec.sampling.logprobs import Logprob
 
 
+PLAIN, RECOVERED, BONUS = -1, -2, -3
+"""Origins of tokens that the target chose itself: without a draft, where it left the draft, after all of a draft."""
+
+
 @define(kw_only=True)
 class CompletionOutput:
     """One of the ``n`` choices of a request."""
@@ -27,7 +31,8 @@ class CompletionOutput:
     """For each token the chosen and the most likely tokens, when `SamplingParams.logprobs` is set."""
     cumulative_logprob: float | None = None
     token_origins: list[int] = field(factory=list)
-    """For each token the draft position it was accepted from, or -1 when the target chose it itself."""
+    """For each token the draft position it was accepted from; `PLAIN`, `RECOVERED` or `BONUS`, all below 0, when the
+    target chose it itself."""
     delta_text: str = ""
     """The text that is new since the previous output of a stream."""
     delta_token_ids: list[int] = field(factory=list)

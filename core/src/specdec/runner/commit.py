@@ -16,6 +16,7 @@ from attrs import define, field
 from specdec.engine.request import NO_DRAFT
 from specdec.errors import RequestFailedError
 from specdec.metrics.stats import SpecCounter
+from specdec.outputs import BONUS, PLAIN, RECOVERED
 from specdec.sampling.outcome import failure_message
 
 if TYPE_CHECKING:
@@ -123,7 +124,9 @@ class Committer:
         request.num_computed_tokens += num_accepted
         request.append(run[:num_kept])
         request.token_origins.extend(range(num_accepted))
-        request.token_origins.extend([-1] * (num_kept - num_accepted))
+        if num_kept > num_accepted:  # the one token that the target chose itself
+            origin = PLAIN if not drafted else BONUS if num_accepted == drafted else RECOVERED
+            request.token_origins.append(origin)
         request.text += decision.text
         request.finish_reason = decision.finish_reason
         request.stop_reason = decision.stop_reason

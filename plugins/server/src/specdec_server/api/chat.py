@@ -142,6 +142,8 @@ class Answer:
             extras["token_ids"] = choice.token_ids
         if self.body.return_token_origins:
             extras["token_origins"] = choice.token_origins
+        if self.body.return_token_bytes:
+            extras["token_bytes"] = formats.bytes_of(choice.token_ids, self.service.llm.get_tokenizer())
         return extras
 
     async def chunks(self, outputs: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[bytes]:

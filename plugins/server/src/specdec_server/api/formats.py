@@ -105,6 +105,16 @@ def completion_logprobs(
     return result
 
 
+def bytes_of(token_ids: Sequence[int], tokenizer: Any) -> list[list[int]]:
+    """The bytes of each token; empty without a tokenizer."""
+    if tokenizer is None:
+        return [[] for _ in token_ids]
+    table = token_bytes(tokenizer)
+    if table is None:
+        return [list(tokenizer.decode([token_id]).encode("utf-8", "replace")) for token_id in token_ids]
+    return [list(table.of(token_id)) for token_id in token_ids]
+
+
 def prompt_logprobs(output: RequestOutput) -> list[dict[str, Any] | None]:
     """vLLM's ``prompt_logprobs``: for each prompt token a table by token id; None for the first."""
     return [

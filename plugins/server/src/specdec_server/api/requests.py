@@ -89,7 +89,10 @@ class SamplingFields(Accepted):
     return_spec_stats: bool | None = None
     """Add the request's drafted and accepted tokens."""
     return_token_origins: bool | None = None
-    """Add for each token the draft position it was accepted from; -1 where the model chose it itself."""
+    """Add for each token the draft position it was accepted from; where the model chose it itself -1 (no draft), -2
+    (recovered) or -3 (bonus)."""
+    return_token_bytes: bool | None = None
+    """Add the bytes of each token, as numbers; a character may be spread over several tokens."""
 
 
 class CompletionRequest(SamplingFields):

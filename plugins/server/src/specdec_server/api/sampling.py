@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from specdec.sampling.params import SamplingParams
 from specdec_server.http.errors import invalid
 
@@ -64,8 +62,6 @@ def sampling_params(
             raise invalid(f"{name} is {value}; this server gives 0 to {max_logprobs} (server.max_logprobs)", name)
     constraint = structured or structured_outputs(body)
     if constraint is not None:
-        if "structured_outputs" not in attrs.fields_dict(SamplingParams):
-            raise invalid("this version of specdec-core has no structured output", "structured_outputs")
         given["structured_outputs"] = constraint
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
 

@@ -1,0 +1,241 @@
+"""Members are asked in order, chosen by requests, counted, and contained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specdec import LLM, SamplingParams
+from specdec.drafting import Proposer
+from specdec.errors import ConfigError, InvalidRequestError
+from specdec.registry import Registry
+from specdec.speculation import RequestSpeculation
+from specdec.testing import (
+    OracleProposer,
+    RaisingProposer,
+    WrongProposer,
+    chain_draft,
+    engine_context,
+    tiny_model,
+    use_proposer,
+)
+from specdec.types import Draft, DraftOutcome, Needs, ProposalInput, RequestInfo
+from specdec_composite.composite import CompositeProposer
+from specdec_composite.config import CompositeConfig
+from specdec_composite.member import Member
+from specdec_composite.plugin import propose
+
+VOCAB = 128
+PROMPTS = [[7] * 24, [5, 9, 5, 9, 5, 9, 11], [3], [100, 101, 102, 103] * 8]
+GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LLM]:
+    model = str(tiny_model("llama", tmp_path_factory.mktemp("model") / "llama", vocab_size=VOCAB, eos_token_id=None))
+    settings = {"dtype": "float32", "max_model_len": 128, "kv_cache_memory": "4MiB", "stat_loggers": ()}
+    return lambda **more: LLM(model, **(settings | more))
+
+
+@pytest.fixture(scope="module")
+def plain(start: Callable[..., LLM]) -> list[list[int]]:
+    with start() as llm:
+        return _tokens(llm)
+
+
+def _tokens(llm: LLM, prompts: list[list[int]] = PROMPTS, **more: Any) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False, **more)]
+
+
+def _runs(plain: list[list[int]]) -> list[list[int]]:
+    return [[*prompt, *output] for prompt, output in zip(PROMPTS, plain, strict=True)]
+
+
+def _composite(*proposers: Proposer, choose: Any = "first", k: int = 4) -> CompositeProposer:
+    names = "abc"
+    members = [
+        Member(one, name=names[i], label=names[i], max_draft_tokens=k, max_faults=3) for i, one in enumerate(proposers)
+    ]
+    return CompositeProposer(members, choose=choose, vocab_size=VOCAB)
+
+
+def _batch(*rows: list[int], k: int = 4, ids: str = "xyz") -> ProposalInput:
+    return ProposalInput(
+        request_ids=tuple(ids[: len(rows)]),
+        token_ids=tuple([np.array(row) for row in rows]),
+        max_draft_tokens=np.full(len(rows), k, dtype=np.int32),
+    )
+
+
+class _Fixed(Proposer):
+    """Drafts a fixed number of fixed tokens for texts that end in ``trigger``; remembers how it was called."""
+
+    def __init__(self, token: int, trigger: int | None = None, length: int = 2, needs: Needs | None = None) -> None:
+        self.token, self.trigger, self.length = token, trigger, length
+        self.needs = needs or Needs()
+        self.calls: list[tuple[str, ...]] = []
+        self.outcomes: list[DraftOutcome] = []
+
+    def propose(self, batch: ProposalInput) -> Draft:
+        self.calls.append(batch.request_ids)
+        return chain_draft(
+            [
+                [self.token] * min(self.length, limit) if self.trigger in (None, tokens[-1]) else []
+                for tokens, limit in zip(batch.token_ids, batch.max_draft_tokens.tolist(), strict=True)
+            ]
+        )
+
+    def record(self, outcome: DraftOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_the_first_draft_that_is_not_empty_wins() -> None:
+    first, second = _Fixed(1, trigger=50), _Fixed(2)
+    draft = _composite(first, second).propose(_batch([50], [51], [50]))
+    assert draft.token_ids.tolist() == [1, 1, 2, 2, 1, 1]
+    assert second.calls == [("y",)], "only the request that was left is asked about"
+
+
+def test_the_most_promising_draft_wins() -> None:
+    """Two tokens promise more than one, until they turn out to be wrong."""
+    composite = _composite(_Fixed(1, length=1), _Fixed(2, length=2), choose="best")
+    assert composite.propose(_batch([50])).token_ids.tolist() == [2, 2]
+    for _ in range(20):
+        composite.record(
+            DraftOutcome(request_ids=("x",), num_draft_tokens=np.array([2]), num_accepted_tokens=np.array([0]))
+        )
+    assert composite.propose(_batch([50])).token_ids.tolist() == [1]
+
+
+def test_a_request_chooses_its_member() -> None:
+    composite = _composite(_Fixed(1), _Fixed(2))
+    info = {"prompt_token_ids": np.array([1]), "sampling": GREEDY, "seed": 0}
+    composite.start(RequestInfo(request_id="x", speculation=RequestSpeculation(method="b"), **info))
+    composite.start(RequestInfo(request_id="y", **info))
+    assert composite.propose(_batch([50], [50])).token_ids.tolist() == [2, 2, 1, 1]
+    assert composite.methods == ("a", "b")
+
+
+def test_a_member_that_follows_every_step_is_always_called() -> None:
+    follower = _Fixed(2, needs=Needs(every_step=True, lookahead_slots=3))
+    composite = _composite(_Fixed(1), follower)
+    composite.propose(_batch([50]))
+    assert follower.calls == [()]
+    assert composite.needs == Needs(every_step=True, lookahead_slots=3)
+
+
+def test_members_hear_of_their_own_drafts() -> None:
+    first, second = _Fixed(1, trigger=50), _Fixed(2)
+    composite = _composite(first, second)
+    composite.propose(_batch([50], [51]))
+    composite.record(
+        DraftOutcome(request_ids=("y", "x"), num_draft_tokens=np.array([2, 1]), num_accepted_tokens=np.array([0, 1]))
+    )
+    assert [outcome.request_ids for outcome in first.outcomes] == [("x",)]
+    assert second.outcomes[0].num_accepted_tokens.tolist() == [0]
+    members = composite.stats()["members"]
+    assert (members["a"]["num_draft_tokens"], members["a"]["num_accepted_tokens_per_pos"]) == (1, [1])
+    assert (members["b"]["num_draft_tokens"], members["b"]["num_accepted_tokens_per_pos"]) == (2, [0, 0])
+
+
+def test_a_draft_with_laws_beside_one_without() -> None:
+    class Sampled(_Fixed):
+        def propose(self, batch: ProposalInput) -> Draft:
+            draft = super().propose(batch)
+            law = torch.full((len(draft.token_ids), VOCAB), 1 / VOCAB)
+            return Draft(token_ids=draft.token_ids, num_draft_tokens=draft.num_draft_tokens, draft_probs=law)
+
+    draft = _composite(_Fixed(1, trigger=50), Sampled(2)).propose(_batch([50], [51]))
+    assert draft.draft_probs is not None
+    assert draft.draft_probs.shape == (4, VOCAB)
+    assert draft.draft_probs[0].argmax() == 1
+    assert draft.draft_probs[0].max() == 1
+
+
+def test_output_is_the_targets_and_an_oracle_serves_what_lookup_leaves(
+    start: Callable[..., LLM], plain: list[list[int]]
+) -> None:
+    """Wrong drafts for some requests, right ones for the others: the text stays, and each counts for its member."""
+    oracle = OracleProposer(_runs(plain), vocab_size=VOCAB)
+    composite = _composite(_Fixed(1, trigger=plain[0][3]), oracle)
+    with start(**use_proposer(composite, 4)) as llm:
+        assert _tokens(llm) == plain
+        members = llm.stats().proposer["members"]
+    assert members["b"]["num_accepted_tokens"] == members["b"]["num_draft_tokens"] > 0
+    assert sum(member["num_draft_tokens"] for member in members.values()) == llm.stats().num_draft_tokens
+
+
+def test_a_faulty_member_is_contained(
+    start: Callable[..., LLM], plain: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    oracle = OracleProposer(_runs(plain), vocab_size=VOCAB)
+    with start(**use_proposer(_composite(RaisingProposer(WrongProposer(1)), oracle), 4)) as llm:
+        assert _tokens(llm) == plain
+        stats = llm.stats()
+    assert stats.acceptance_rate == 1
+    assert stats.num_proposer_faults == 0
+    assert not stats.speculation_disabled
+    assert not stats.proposer["members"]["a"]["is_on"]
+    assert "a is switched off after 3 faults in a row; the other members go on" in caplog.text
+
+
+def test_by_name_with_a_choice_for_each_request(start: Callable[..., LLM], plain: list[list[int]]) -> None:
+    pytest.importorskip("specdec_ngram")
+    speculative = {
+        "method": "composite",
+        "proposers": [
+            {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 4},
+            {"method": "ngram", "prompt_lookup_max": 1, "num_speculative_tokens": 2},
+        ],
+        "speculation": "always",
+    }
+    with start(speculative_config=speculative) as llm:
+        choices = [None, {"method": "ngram#2"}, "off", {"method": "ngram", "num_speculative_tokens": 1}]
+        assert _tokens(llm, speculation=choices) == plain
+        assert set(llm.stats().proposer["members"]) == {"ngram", "ngram#2"}
+        with pytest.raises(InvalidRequestError, match=r"'ngran' is not loaded .* Did you mean 'ngram'\? Loaded:"):
+            llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False, speculation={"method": "ngran"})
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        (
+            [{"method": "ngram"}, {"method": "ngram", "prompt_lookup_max": 0}],
+            r"speculative\.proposers\[1\]\.prompt_lookup_max = 0: must be an integer",
+        ),
+        (
+            [{"method": "ngram", "prompt_lookup_maxx": 2}],
+            r"unknown setting 'speculative\.proposers\[0\]\.prompt_lookup_maxx'. Did you mean 'prompt_lookup_max'\?",
+        ),
+        ([{"model": "x"}], r"speculative\.proposers\[0\]\.method = None: must be the name of an installed proposer"),
+        ([], r"speculative\.proposers = \[\]: must be a list of tables"),
+        ("ngram", r"speculative\.proposers = 'ngram': must be a list of tables"),
+        (
+            [{"method": "ngram", "num_speculative_tokens": 0}],
+            r"speculative\.proposers\[0\]\.num_speculative_tokens = 0: must be an integer of at least 1",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_member_is_said_with_its_place(members: Any, message: str) -> None:
+    pytest.importorskip("specdec_ngram")
+    with pytest.raises(ConfigError, match=message):
+        propose(CompositeConfig(proposers=members), engine_context(registry=Registry()))
+
+
+def test_memory_names_the_member(tmp_path: Path) -> None:
+    class Heavy(_Fixed):
+        def memory(self) -> dict[str, int]:
+            return {"index": 7}
+
+    assert _composite(_Fixed(1), Heavy(2)).memory() == {"b/index": 7}

@@ -11,6 +11,7 @@ from specdec import LLM, RequestOutput
 from specdec.drafting import Proposer
 from specdec.registry import Registry
 from specdec.testing import GappyProposer, OracleProposer, RandomProposer, SelfProposer, WrongProposer
+from specdec.testing.attention import attention_layer, attention_requirements
 
 VOCAB = 128
 MAX_LEN = 256
@@ -61,8 +62,16 @@ def installed(kind: str) -> list[str]:
     return [entry.name for entry in Registry().entries() if entry.kind == kind and entry.status == "ok"]
 
 
+def serves_this_machine(backend: str) -> bool:
+    """Whether an attention backend serves a plain layer on the CPU."""
+    wanted = attention_requirements([attention_layer()], block_size=16)
+    made = Registry().create("attention_backend", backend, "attention_backend", requirements=wanted, engine=None)
+    return not made.supports(wanted)
+
+
 OPTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "draft_model": lambda target, other: {"model": target},
+    "extract_hidden_states": lambda target, other: {"output_path": f"{target}-hidden-states"},
     "draft_model, another": lambda target, other: {"model": other, "draft_sample_method": "probabilistic"},
 }
 """Options of methods that cannot do without, from the target and another tiny model. A method may be here several
@@ -83,7 +92,7 @@ def method_settings(name: str, k: int, target: str, other: str) -> dict[str, Any
 
 
 METHODS = methods()
-BACKENDS = installed("attention_backend")
+BACKENDS = [name for name in installed("attention_backend") if serves_this_machine(name)]
 
 
 def tokens(outputs: list[RequestOutput]) -> list[list[int]]:

@@ -31,7 +31,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", ["race_tiles", "race_pick", "normalize_tiles", "normalize_join", "accept_drafts", "write_words"]
 )

@@ -83,10 +83,11 @@ class StepPlan:
         tables = batch.block_tables
         self._tables = tables if tables.stride(1) == 1 else tables.contiguous()
         self._num_requests = batch.seq_lens.shape[0]
-        self._num_words = triton.cdiv(batch.max_query_len, 64)
+        self._num_words = -(-batch.max_query_len // 64)
         self._words = None if batch.parents is None else self._ancestors(batch.parents)
         cut = batch.max_query_len <= MAX_SPLIT_QUERIES and batch.max_seq_len > part
-        self._part, self._parts = (part, triton.cdiv(batch.max_seq_len, part)) if cut else (0, 1)
+        self._part = part if cut else 0
+        self._parts = -(-batch.max_seq_len // part) if cut else 1
 
     def _ancestors(self, parents: Tensor) -> Tensor:
         """int64 [T, words]: who each token sees of the tokens its request adds."""

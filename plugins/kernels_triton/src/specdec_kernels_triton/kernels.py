@@ -182,7 +182,7 @@ def race_pick(
     best = tl.max(of_tile, axis=0)
     nothing = best == -float("inf")
     limit = tl.where(t > 0, best - MARGIN - 1e-6 * (tl.abs(best) + 32.0), best)
-    residual = False
+    residual = best != best
     if HAS_DRAFT:
         weight_of_tile = tl.load(weights + e * num_tiles + tiles, mask=real, other=0.0)
         most = tl.max(weight_of_tile, axis=0)

@@ -157,10 +157,16 @@ def test_the_grammar_ends_inside_a_draft(start: Start, baseline: Baseline, ends:
 @pytest.mark.parametrize("name", ["oracle_2", "random"])
 def test_preemption(start: Start, baseline: Baseline, name: str) -> None:
     """Known bug 38: a pool for few of the requests; states stay at their committed tokens."""
-    plain = baseline(PROMPTS, mixed())
+    long = {"regex": "[a-z ]{50,60}"}
+    params = [SamplingParams(temperature=0, max_tokens=70, structured_outputs=long) for _ in range(6)]
+    plain = baseline(PROMPTS[1:7], params)
     per_block = 2 * 2 * 2 * 16 * 4 * 8
-    engine = start(proposer_for(name, plain, PROMPTS), block_size=8, kv_cache_memory=14 * per_block, max_model_len=112)
-    assert tokens(engine.generate(PROMPTS, mixed(), use_tqdm=False)) == tokens(plain)
+    engine = start(
+        proposer_for(name, plain, PROMPTS[1:7]), block_size=8, kv_cache_memory=24 * per_block, max_model_len=160
+    )
+    outputs = engine.generate(PROMPTS[1:7], params, use_tqdm=False)
+    assert tokens(outputs) == tokens(plain)
+    assert all(50 <= len(output.outputs[0].text) <= 60 for output in outputs)
     assert engine.stats().num_preemptions > 0
 
 

@@ -11,7 +11,7 @@ class XGrammarConfig:
     """Keys of ``grammar_options``."""
 
     max_whitespace: int = field(default=40, validator=[instance_of(int), ge(1)])
-    """Most whitespace characters between two parts of a JSON text; a small model may otherwise never stop writing them."""
+    """Most whitespace characters between two parts of a JSON text; a small model may never stop otherwise."""
     strict: bool = field(default=True, validator=instance_of(bool))
     """Objects have only the properties that their schema names, unless it sets additionalProperties."""
     compile_threads: int = field(default=4, validator=[instance_of(int), ge(1)])

@@ -209,3 +209,73 @@ def test_an_internal_fault_ends_streams_with_its_cause(model: str, fault: type[B
         llm.close()
 
     asyncio.run(main())
+
+
+def test_streams_of_only_what_is_new_and_only_the_end_say_the_same(model: str, runs: Runs) -> None:
+    params = SamplingParams(temperature=1, seed=4, n=2, max_tokens=24, logprobs=2)
+
+    async def deltas(llm: AsyncLLM, prompt: list[int], pause: float) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = [{"text": "", "ids": [], "logprobs": [], "origins": []} for _ in range(2)]
+        async for output in llm.generate(prompt, params, output_kind="delta"):
+            for part, choice in zip(found, output.outputs, strict=True):
+                assert len(choice.token_ids) == len(choice.logprobs or ()) == len(choice.token_origins)
+                part["text"] += choice.text
+                part["ids"] += choice.token_ids
+                part["logprobs"] += choice.logprobs or []
+                part["origins"] += choice.token_origins
+            await asyncio.sleep(pause)  # a slow reader gets several steps at once
+        return found
+
+    async def main() -> None:
+        async with engine(model, proposer=oracle(runs), speculative_config={"num_speculative_tokens": 4}) as llm:
+            for prompt in PROMPTS[:2]:
+                outputs = [output async for output in llm.generate(prompt, params, output_kind="final")]
+                assert len(outputs) == 1
+                assert outputs[0].finished
+                for pause in (0, 0.02):
+                    for part, choice in zip(await deltas(llm, prompt, pause), outputs[0].outputs, strict=True):
+                        assert (part["text"], part["ids"]) == (choice.text, choice.token_ids)
+                        assert len(part["origins"]) == len(choice.token_origins)
+                        assert [set(entries) for entries in part["logprobs"]] == [set(e) for e in choice.logprobs or ()]
+
+    asyncio.run(main())
+
+
+def test_stat_loggers_are_told_of_every_request_that_ends(model: str) -> None:
+    from specdec.metrics import EngineStats, RequestStats, StatLogger, StepStats
+
+    class Recorder(StatLogger):
+        def __init__(self) -> None:
+            self.ended: list[RequestStats] = []
+            self.first: list[float] = []
+            self.gaps: list[float] = []
+
+        def record(self, step: StepStats) -> None:
+            self.first += step.first_token_seconds
+            self.gaps += step.inter_token_seconds
+
+        def record_request(self, request: RequestStats) -> None:
+            self.ended.append(request)
+
+    recorder = Recorder()
+
+    async def main() -> EngineStats:
+        async with engine(model) as llm:
+            llm._engine.core._loggers = (recorder,)
+            params = SamplingParams(temperature=1, max_tokens=6, n=2, ignore_eos=True)
+            async for _ in llm.generate(PROMPTS[0], params):
+                pass
+            async with contextlib.aclosing(llm.generate(PROMPTS[1], SamplingParams(max_tokens=200))) as outputs:
+                await anext(outputs)
+            while llm.stats().num_running:
+                await asyncio.sleep(0.01)
+            return llm.stats()
+
+    stats = asyncio.run(main())
+    assert [ended.finish_reason for ended in recorder.ended] == ["length", "length", "abort"]
+    assert [ended.num_output_tokens for ended in recorder.ended[:2]] == [6, 6]
+    assert sum(ended.num_output_tokens for ended in recorder.ended) == stats.num_generated_tokens
+    assert len(recorder.first) == 3
+    assert len(recorder.gaps) >= 10
+    for ended in recorder.ended:
+        assert 0 <= (ended.queued_seconds or 0) <= (ended.first_token_seconds or 0) <= ended.total_seconds

@@ -256,3 +256,23 @@ def test_toml_output_tells_sources(tmp_path):
     (tmp_path / "a.toml").write_text(TOML)
     config, sources = load("a.toml", environ={})
     assert "block_size = 32  # a.toml:3" in to_toml(config, sources).splitlines()
+
+
+def test_a_commands_table_is_the_commands(tmp_path):
+    """Every command can read a file that has the server's table; only the server looks into it."""
+    from specdec.config.load import load_table
+
+    file = tmp_path / "specdec.toml"
+    file.write_text('model = "m"\n\n[server]\nport = 9000\nanything = true\n')
+    config, origins = load(file, environ={})
+    assert config.model == "m"
+    assert not any(path.startswith("server") for path in origins)
+    table = load_table("server", file, environ={})
+    assert table.values == {"port": 9000, "anything": True}
+    assert table.origins["server.port"] == f"{file}:4"
+    file.write_text('model = "m"\nserver = 3\n')
+    with pytest.raises(ConfigError, match=r"server = 3 .*: must be a table"):
+        load_table("server", file, environ={})
+    file.write_text('model = "m"\n[servr]\nport = 1\n')
+    with pytest.raises(ConfigError, match="unknown setting 'servr'"):
+        load(file, environ={})

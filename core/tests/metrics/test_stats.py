@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.metrics import EngineStats, SpecCounter, StatsAccumulator, StepStats
+from specdec.metrics import EngineStats, RequestStats, SpecCounter, StatsAccumulator, StepStats
 from specdec.types import SpecStats
 
 drafts = st.lists(
@@ -151,3 +151,12 @@ def test_adding_a_step_is_cheap():
             total.add(step)
         best = min(best, (time.perf_counter() - begin) / 200)
     assert best < 10e-6
+
+
+def test_time_per_output_token_counts_the_tokens_after_the_first():
+    ended = RequestStats(finish_reason="stop", num_output_tokens=5, first_token_seconds=1.0, total_seconds=3.0)
+    assert ended.time_per_output_token == 0.5
+    assert RequestStats(finish_reason="abort").time_per_output_token is None
+    assert (
+        RequestStats(finish_reason="length", num_output_tokens=1, first_token_seconds=1.0).time_per_output_token is None
+    )

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from specdec.cli.main import join_words
 from specdec.errors import PluginImportError
 from specdec.registry import Registry
 
@@ -53,3 +54,11 @@ def test_one_command_that_fails_leaves_the_others(toys: Toys, caplog: pytest.Log
     assert "The command 'bad' is left out: The command 'bad' of toy-bad 1.0 is installed but cannot be" in caplog.text
     with pytest.raises(PluginImportError):
         _parse(Registry(), "bad")
+
+
+def test_a_command_may_have_two_words(toys: Toys) -> None:
+    _add(toys, "greet.twice", COMMAND.replace('"greet"', '"greet.twice"'))
+    assert join_words(["-v", "greet", "twice", "--now"], "greet") == (["-v", "greet.twice", "--now"], "greet.twice")
+    assert join_words(["greet", "once"], "greet") == (["greet", "once"], "greet")
+    assert join_words(["greet"], "greet") == (["greet"], "greet")
+    assert join_words([], None) == ([], None)

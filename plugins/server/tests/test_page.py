@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from importlib import resources
+from itertools import pairwise
 
 import pytest
 
@@ -67,5 +68,5 @@ def test_a_streams_bytes_and_origins_are_its_text(client):
     assert made == choice["message"]["content"]
     origins = choice["token_origins"]
     assert all(origin in (-3, -2, -1, 0, 1, 2, 3) for origin in origins)
-    for before, after in zip(origins, origins[1:], strict=False):  # a draft's positions come in order
+    for before, after in pairwise(origins):  # a draft's positions come in order
         assert after < 0 or after == (before + 1 if before >= 0 else 0)

@@ -219,8 +219,9 @@ def logits_processor(config: Any, engine: EngineContext) -> LogitsProcessor | No
     When called: once per engine for each name in ``logits_processors``, after the target is loaded.
 
     Args:
-        config: instance of the plugin's `config_class`, made from ``logits_processor_options.<name>``, or an empty
-        mapping. engine: facts about the engine; read-only.
+        config: instance of the plugin's `config_class`, made from ``logits_processor_options.<name>``; or an empty
+            mapping.
+        engine: facts about the engine; read-only.
 
     Returns:
         A `specdec.sampling.processor.LogitsProcessor`. When one of its methods raises in a step, the requests it

@@ -59,8 +59,7 @@ class GrammarService:
             return self._backend
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """The compiled grammar, from the cache when it was asked for before; two callers with one grammar share the
-        work.
+        """The compiled grammar, from the cache when it is there; callers that ask for one grammar share the work.
 
         Raises:
             InvalidRequestError: the grammar is malformed, or the backend does not know its kind.

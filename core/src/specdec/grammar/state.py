@@ -165,8 +165,7 @@ class RequestGrammar:
     def _walk(
         self, token_ids: Sequence[int], parents: Sequence[int] | None, visit: Callable[[int], None]
     ) -> list[bool]:
-        """Go through a draft depth first; ``visit`` is called behind -1 (the committed position) and each allowed
-        node."""
+        """Go through a draft depth first; ``visit`` is called behind the committed position (-1) and allowed nodes."""
         reached = [False] * len(token_ids)
         visit(-1)
         if parents is None:

@@ -1,5 +1,4 @@
-"""`structured_outputs`: forbid what a request's grammar does not allow, in each row after the tokens drafted before
-it."""
+"""`structured_outputs`: forbid what a grammar does not allow, in each row behind the tokens drafted before it."""
 
 from __future__ import annotations
 

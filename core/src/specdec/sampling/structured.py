@@ -28,7 +28,7 @@ class GrammarSpec:
     """By kind: a JSON schema; empty for ``json_object``; a regular expression; a JSON list of strings; a grammar in
     EBNF (GBNF, with the rule ``root``); a structural tag as JSON. JSON keeps the order of keys."""
     any_whitespace: bool = True
-    """For ``json`` and ``json_object``: whether whitespace may stand between the parts."""
+    """For ``json`` and ``json_object``: whether the whitespace between the parts is free."""
 
     def describe(self, longest: int = 60) -> str:
         """The grammar for a message: kind and beginning of the text."""
@@ -67,7 +67,7 @@ class StructuredOutputsParams:
     structural_tag: str | dict[str, Any] | None = None
     """Free text with constrained parts between tags, as JSON or dict, for backends that know it."""
     disable_any_whitespace: bool = False
-    """Write JSON without whitespace between its parts."""
+    """Write JSON in one fixed form: on one line, with a space after commas and colons, as far as the backend knows it."""
 
     def __attrs_post_init__(self) -> None:
         if self.json_object not in (None, True, False):

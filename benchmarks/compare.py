@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -189,16 +190,37 @@ def preload(python: str) -> dict[str, str]:
 def take_turns(
     peers: dict[str, PeerProcess], prompts: list[list[int]], scenario: Scenario, rounds: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """A short warm-up, then the rounds; the order rotates."""
+    """The rounds of a scenario, every engine being one variant."""
     work = {"temperature": scenario.temperature, "ignore_eos": scenario.ignore_eos}
-    runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in peers}
-    for peer in peers.values():
-        peer.ask("generate", prompts=prompts[:1], max_tokens=8, **work)
-    names = list(peers)
+    variants = {name: (peer, {}) for name, peer in peers.items()}
+    return take_turns_of(variants, prompts, scenario.max_tokens, work, rounds)
+
+
+def take_turns_of(
+    variants: Mapping[str, tuple[PeerProcess, dict[str, Any]]],
+    prompts: list[list[int]],
+    max_tokens: int,
+    work: dict[str, Any],
+    rounds: int,
+) -> dict[str, list[dict[str, Any]]]:
+    """A short warm-up, then the rounds; the order rotates.
+
+    Args:
+        variants: by name an engine and what its requests ask for beside ``work``.
+        prompts: lists of token ids.
+        max_tokens: of each output.
+        work: settings of all requests.
+        rounds: how often each variant runs.
+    """
+    runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
+    for peer, extra in variants.values():
+        peer.ask("generate", prompts=prompts[:1], max_tokens=8, **work, **extra)
+    names = list(variants)
     for number in range(rounds):
         for variant in names[number % len(names) :] + names[: number % len(names)]:
             time.sleep(0.5)  # threads of the one before may still spin
-            run = peers[variant].ask("generate", prompts=prompts, max_tokens=scenario.max_tokens, **work)
+            peer, extra = variants[variant]
+            run = peer.ask("generate", prompts=prompts, max_tokens=max_tokens, **work, **extra)
             runs[variant].append(run)
             print(f"   round {number + 1}, {variant}: {rate(run):.1f} tokens/s", flush=True)
     return runs

@@ -47,7 +47,8 @@ class SpecdecPeer(Peer):
             for number in range(len(prompts))
         ]
         inputs = [{"prompt_token_ids": ids} for ids in prompts]
-        return [list(o.outputs[0].token_ids) for o in self.llm.generate(inputs, params, use_tqdm=False)]
+        outputs = self.llm.generate(inputs, params, use_tqdm=False, speculation=settings.get("speculation"))
+        return [list(o.outputs[0].token_ids) for o in outputs]
 
     def stats(self):
         stats = self.llm.stats()

@@ -21,7 +21,7 @@ from specdec.types import ProposalInput
 Start = Callable[..., LLM]
 PROMPTS = [[7] * 24, [*range(20, 60)], [3], [5, 9, 5, 9, 5, 9, 11]]
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
-SAMPLED = SamplingParams(temperature=1, seed=11, max_tokens=20)
+SAMPLED = SamplingParams(temperature=1, seed=11, max_tokens=20, ignore_eos=True)
 
 
 def proposer_of(engine: LLM) -> Any:
@@ -93,8 +93,9 @@ def test_parallel_drafts_are_one_pass_over_masks(start: Start, parallel: str) ->
 
     watched(engine, check)
     assert output(engine, GREEDY) == output(start(), GREEDY)
-    assert output(engine, SAMPLED) == output(start(), SAMPLED)
     assert sum(seen) > 50
+    sampling = start(parallel, k=4)
+    assert output(sampling, SAMPLED) == output(start(), SAMPLED)
 
 
 def test_parallel_drafting_can_be_switched_off(start: Start, parallel: str) -> None:
@@ -118,8 +119,8 @@ def test_a_verifier_with_probabilities_accepts_all_of_the_targets_own_draft(star
         pytest.skip("no verifier 'rejection' is installed")
     engine = start(target, options={"draft_sample_method": "probabilistic"}, verifier="rejection")
     for temperature in (0.5, 1.0, 1.7):
-        output(engine, SamplingParams(temperature=temperature, seed=3, max_tokens=20))
-    assert engine.stats().acceptance_rate > 0.99
+        output(engine, SamplingParams(temperature=temperature, seed=3, max_tokens=20, ignore_eos=True))
+    assert engine.stats().acceptance_rate == 1.0
     assert engine.stats().num_draft_tokens > 100
 
 
@@ -160,7 +161,7 @@ def test_texts_beyond_the_drafter_go_on_without_drafts(start: Start, other: str)
 def test_another_tokenizer(start: Start, folder: Path) -> None:
     """Refused by default; with the option, drafts are tokens of both and the text stays the target's."""
     target = str(tiny_model("llama", folder / "wide", vocab_size=400, eos_token_id=None))
-    draft = str(tiny_model("llama", folder / "narrow", vocab_size=300, eos_token_id=None, seed=2))
+    draft = str(tiny_model("llama", folder / "narrow", vocab_size=128, eos_token_id=None, seed=2))
     with pytest.raises(ConfigError, match=r"the drafter's tokenizer is not the target's: token \d+ is"):
         start(draft, model=target)
     prompts = [[int(t) for t in np.random.default_rng(4).integers(2, 400, 30)], [390, 391, 5]]
@@ -221,8 +222,8 @@ def test_memory_is_counted(start: Start, other: str) -> None:
     memory = proposer.memory()
     assert memory["draft_kv"] == engine.stats().total_blocks * 16 * own
     assert weights <= memory["draft_weights"] <= 1.01 * weights
-    with pytest.raises(CapacityError, match="holds 7[0-9] tokens, too few"):
-        start(other, kv_cache_memory=60 * 1024, max_model_len=80)
+    with pytest.raises(CapacityError, match="holds 64 tokens, too few"):
+        start(other, kv_cache_memory=59 * 1024, max_model_len=80)
 
 
 def test_a_checkpoint_alone_selects_the_method(target: str, other: str) -> None:

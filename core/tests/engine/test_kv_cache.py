@@ -146,3 +146,21 @@ def check_pool(pool: BlockPool, live: list[Request]) -> None:
                 prefix = request.token_ids[: (i + 1) * 2].tobytes()
                 assert content.setdefault(block, prefix) == prefix, "two requests share a block but not its tokens"
     assert pool.num_free == int((users == 0).sum())
+
+
+def test_layers_that_depend_on_the_next_token_share_one_block_less() -> None:
+    """The last cached block is computed again, because another token may follow it here."""
+    manager = KVCacheManager(8, 4, enable_prefix_caching=True, next_token=True)
+    first = make_request("a", list(range(13)))
+    manager.allocate(first, 13)
+    finish_prefill(manager, first)
+    again = make_request("b", [*range(12), 99])
+    assert manager.reuse_prefix(again) == 8
+    assert again.block_ids == first.block_ids[:2]
+    assert manager.allocate(again, 13)
+    assert not set(again.block_ids[2:]) & set(first.block_ids)
+    manager.free(again)
+    manager.free(first)
+    assert manager.num_free_blocks == 8
+    nothing = make_request("c", [50] * 9)
+    assert manager.reuse_prefix(nothing) == 0

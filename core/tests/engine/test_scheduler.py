@@ -156,3 +156,49 @@ def test_blocks_return_after_finish_whatever_was_accepted(accepted: int) -> None
         scheduler.finish(request)
     assert scheduler.kv_cache.num_free_blocks == 16
     assert not scheduler.has_work
+
+
+def lookahead_scheduler(num_blocks: int, slots: int, max_model_len: int | None = None) -> Scheduler:
+    kv_cache = KVCacheManager(num_blocks, 4, enable_prefix_caching=False)
+    return Scheduler(
+        kv_cache,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        num_lookahead_slots=slots,
+        max_model_len=max_model_len,
+    )
+
+
+def test_lookahead_is_reserved_behind_every_share_that_samples() -> None:
+    """Drafting after the first token writes there as well; a prefill chunk needs none."""
+    scheduler = lookahead_scheduler(64, 5)
+    request, chunked = make_request("a", 7), make_request("b", 100, order=1)
+    scheduler.add(request)
+    scheduler.add(chunked)
+    plan = scheduler.schedule()
+    assert [share.samples for share in plan.scheduled] == [True, False]
+    assert len(request.block_ids) == 3
+    assert len(chunked.block_ids) == -(-57 // 4)
+    assert scheduler.has_lookahead(request)
+
+
+def test_without_room_for_lookahead_requests_run_but_get_no_draft() -> None:
+    """No request is preempted, and no draft dropped, for slots that only a further draft would use."""
+    scheduler = lookahead_scheduler(3, 5)
+    request, other = make_request("a", 3), make_request("b", 3, order=1)
+    scheduler.add(request)
+    scheduler.add(other)
+    assert summary(scheduler.schedule()) == [("a", 3, 0), ("b", 3, 0)]
+    assert scheduler.has_lookahead(request)
+    assert not scheduler.has_lookahead(other)
+
+
+def test_lookahead_ends_with_the_longest_text() -> None:
+    """A cache that holds exactly one longest text serves it with lookahead slots."""
+    scheduler = lookahead_scheduler(2, 5, max_model_len=8)
+    request = make_request("a", 7)
+    scheduler.add(request)
+    commit(scheduler.schedule())
+    assert len(request.block_ids) == 2
+    assert scheduler.has_lookahead(request)
+    assert summary(scheduler.schedule()) == [("a", 1, 0)]

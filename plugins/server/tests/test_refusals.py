@@ -168,7 +168,8 @@ def test_a_full_queue_is_a_429_with_retry_after(strict, stream):
                 strict.client(headers=headers) as mine,
                 mine.stream("POST", "/v1/completions", json={**body, "stream": True}) as response,
             ):
-                next(response.iter_lines())
+                lines = response.iter_lines()  # dropping it would close the connection
+                next(lines)
                 release.wait(20)
 
         first = threading.Thread(target=hold)

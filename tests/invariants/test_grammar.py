@@ -17,6 +17,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import torch
 
 from specdec import AsyncLLM, RequestOutput, SamplingParams
 from specdec.drafting import Proposer
@@ -25,6 +26,7 @@ from specdec.grammar import StructuredOutputsParams
 from specdec.testing import OracleProposer, RandomProposer, WrongProposer
 from specdec.testing.grammars import ChoiceBackend
 from specdec.testing.oracles import ChainProposer
+from specdec.types import Draft, ProposalInput, ProposerCapabilities
 from tests.invariants.kit import PROMPTS, VOCAB, Baseline, Start, reasons, tokens
 
 pytest.importorskip("xgrammar")
@@ -168,6 +170,33 @@ def test_preemption(start: Start, baseline: Baseline, name: str) -> None:
     assert tokens(outputs) == tokens(plain)
     assert all(50 <= len(output.outputs[0].text) <= 60 for output in outputs)
     assert engine.stats().num_preemptions > 0
+
+
+class Lawful(Proposer):
+    """Draws draft tokens from a law of its own and tells it, as model-based proposers do."""
+
+    capabilities = ProposerCapabilities(draft_probs=True)
+
+    def __init__(self) -> None:
+        self._rng = torch.Generator().manual_seed(0)
+
+    def propose(self, batch: ProposalInput) -> Draft:
+        counts = torch.from_numpy(batch.max_draft_tokens)
+        probs = torch.rand(int(counts.sum()), VOCAB, generator=self._rng).softmax(dim=-1)
+        tokens = torch.multinomial(probs, 1, generator=self._rng)[:, 0]
+        return Draft(token_ids=tokens, num_draft_tokens=counts, draft_probs=probs)
+
+
+def test_drafts_with_probabilities(start: Start) -> None:
+    """Constrained requests and free ones side by side under rejection sampling, which takes laws for the free ones."""
+    engine = start(Lawful(), verifier="rejection")
+    for _ in range(2):
+        outputs = engine.generate(PROMPTS, seeded(), use_tqdm=False)
+        check_all(outputs)
+    stats = engine.stats()
+    assert stats.num_proposer_faults == 0
+    assert stats.num_grammar_cut_tokens > 0
+    assert stats.num_draft_tokens > 0
 
 
 def test_several_choices_of_one_request(start: Start) -> None:

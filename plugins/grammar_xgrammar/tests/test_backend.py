@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -90,6 +91,47 @@ def test_texts(
         assert takes(backend, tokenizer, text, **given), text
     for text in wrong:
         assert not takes(backend, tokenizer, text, **given), text
+
+
+ONE_OF = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}, "c": {"type": "integer"}},
+    "required": ["c"],
+    "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+}
+LISTED = {"type": "string", "pattern": "^(red|green|ultramarine)$", "maxLength": 6}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (ONE_OF, ['{"a": 1, "c": 2}', '{"b": 1, "c": 2}'], ['{"c": 1}', '{"a": 1, "b": 1, "c": 2}', '{"a": 1}']),
+        ({**ONE_OF, "oneOf": None, "anyOf": ONE_OF["oneOf"]}, ['{"a": 1, "b": 1, "c": 2}'], ['{"c": 1}']),
+        (LISTED, ['"red"', '"green"'], ['"ultramarine"', '"blue"']),
+        (
+            {"type": "object", "properties": {"x": ONE_OF, "pattern": LISTED}},
+            ['{"pattern": "red"}'],
+            ['{"x": {"c": 1}}'],
+        ),
+    ],
+)
+def test_schemas_that_are_rewritten(
+    backend: XGrammarBackend, tokenizer: Any, schema: dict[str, Any], right: list[str], wrong: list[str]
+) -> None:
+    """XGrammar alone would let the wrong ones through; nothing that the schema forbids is let through."""
+    schema = {key: value for key, value in schema.items() if value is not None}
+    for text in right:
+        assert takes(backend, tokenizer, text, json=schema), text
+        jsonschema.validate(json.loads(text), schema)
+    for text in wrong:
+        assert not takes(backend, tokenizer, text, json=schema), text
+
+
+def test_open_objects_with_one_of_are_refused(tokenizer: Any) -> None:
+    """Another property could always make a second alternative true."""
+    backend = XGrammarBackend(XGrammarConfig(strict=False), context(tokenizer))
+    with pytest.raises(ValueError, match="beside oneOf"):
+        backend.compile(spec_of(json=ONE_OF))
 
 
 def test_masks_agree_with_what_is_accepted(backend: XGrammarBackend, tokenizer: Any) -> None:

@@ -67,7 +67,7 @@ class StructuredOutputsParams:
     structural_tag: str | dict[str, Any] | None = None
     """Free text with constrained parts between tags, as JSON or dict, for backends that know it."""
     disable_any_whitespace: bool = False
-    """Write JSON in one fixed form: on one line, with a space after commas and colons, as far as the backend knows it."""
+    """Write JSON in one fixed form: on one line, with one space after commas and colons."""
 
     def __attrs_post_init__(self) -> None:
         if self.json_object not in (None, True, False):

@@ -11,6 +11,7 @@ import xgrammar
 from specdec.errors import PluginUnsuitableError
 from specdec.grammar import CompiledGrammar, GrammarBackend
 from specdec_grammar_xgrammar.matcher import XGrammarMatcher
+from specdec_grammar_xgrammar.rewriting import rewritten
 from specdec_grammar_xgrammar.schema import check_schema
 
 if TYPE_CHECKING:
@@ -81,8 +82,10 @@ class XGrammarBackend(GrammarBackend):
         return XGrammarCompiled(compiled, self._vocab_size, self._special_ids, self._has_ends)
 
     def _json(self, spec: GrammarSpec) -> Any:
-        check_schema(json.loads(spec.text), strict=self._config.strict)
-        return self._schema(spec.text, spec.any_whitespace, strict=self._config.strict)
+        strict = self._config.strict
+        schema = rewritten(json.loads(spec.text), strict=strict)
+        check_schema(schema, strict=strict)
+        return self._schema(json.dumps(schema, ensure_ascii=False), spec.any_whitespace, strict=strict)
 
     def _json_object(self, spec: GrammarSpec) -> Any:
         return self._schema('{"type": "object"}', spec.any_whitespace, strict=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from typing import Any
 
@@ -218,3 +219,14 @@ def test_settings_are_checked():
     ):
         with pytest.raises(ConfigError, match=told.replace("?", r"\?")):
             structure(ServerConfig, values, "server")
+
+
+def test_a_body_that_does_not_come_is_given_up(model, serving):
+    with serving(model, {"request_timeout": 0.2}) as server:
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+            connection.sendall(b"Content-Length: 50\r\n\r\n{")
+            connection.settimeout(20)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+        with server.client() as client:
+            assert client.get("/health").status_code == 200

@@ -46,6 +46,7 @@ def create_app(service: Service) -> ASGIApp:
         api_keys=service.config.api_keys,
         max_body_size=service.max_body_size,
         retry_after=service.config.retry_after,
+        timeout=service.config.request_timeout,
         metrics=service.metrics,
     )
     if service.config.allowed_origins:

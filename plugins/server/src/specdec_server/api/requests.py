@@ -79,6 +79,8 @@ class SamplingFields(Accepted):
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = None
+    """Arguments of logits processors."""
     priority: int | None = None
     return_token_ids: bool | None = None
     """Add the token ids of the prompt and of each choice."""

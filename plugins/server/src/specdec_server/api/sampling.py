@@ -31,6 +31,7 @@ PASSED_ON = (
     "allowed_token_ids",
     "bad_words",
     "prompt_logprobs",
+    "extra_args",
 )
 """Fields that `SamplingParams` has under the same name."""
 

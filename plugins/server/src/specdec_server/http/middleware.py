@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -34,12 +35,14 @@ class Gate:
         api_keys: Iterable[str],
         max_body_size: int,
         retry_after: int,
+        timeout: float,
         metrics: HTTPMetrics,
     ) -> None:
         self._app = app
         self._keys = [_digest(key.encode("utf-8")) for key in api_keys]
         self._max_body_size = max_body_size
         self._retry_after = retry_after
+        self._timeout = timeout or None
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,10 +100,16 @@ class Gate:
     def _limited(self, receive: Receive) -> Receive:
         """The body's parts, as long as they stay within the limit together."""
         size = 0
+        complete = False
 
         async def limited() -> Message:
-            nonlocal size
-            message = await receive()
+            nonlocal size, complete
+            try:
+                async with asyncio.timeout(None if complete else self._timeout):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not come within {self._timeout:g} s") from None
+            complete = not message.get("more_body", False)
             size += len(message.get("body", b""))
             if size > self._max_body_size:
                 raise HTTPException(413, self._too_large().message)

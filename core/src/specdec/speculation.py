@@ -60,9 +60,9 @@ class RequestSpeculation:
             raise InvalidRequestError(_not_loaded(self.method, methods))
         k = self.num_speculative_tokens
         if k is not None and k > num_speculative_tokens:
-            engine = f"at most {num_speculative_tokens} draft tokens" if methods else "without speculation"
+            engine = f"with at most {num_speculative_tokens} draft tokens" if methods else "without speculation"
             raise InvalidRequestError(
-                f"speculation.num_speculative_tokens = {k}, but the engine decodes with {engine}: a request can lower "
+                f"speculation.num_speculative_tokens = {k}, but the engine decodes {engine}: a request can lower "
                 "speculative.num_speculative_tokens, not raise it"
             )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _OWN_DISCOUNT = 0.97
 _POOL_DISCOUNT = 0.98
-_POOL_WEIGHT = 12.0
+_POOL_WEIGHT = 24.0
 """How many drafts of its own weigh as much as the pool in a request's estimate."""
 _PRIOR, _PRIOR_WEIGHT = 0.7, 2.0
 _TESTED, _ACCEPTED, _OFFERED, _DRAFTED = range(4)

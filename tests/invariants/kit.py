@@ -71,6 +71,14 @@ def serves_this_machine(backend: str) -> bool:
 
 OPTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "draft_model": lambda target, other: {"model": target},
+    "composite": lambda target, other: {
+        "proposers": [
+            {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 4},
+            {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 1},
+        ]
+    },
+    "suffix": lambda target, other: {},
+    "suffix, trees": lambda target, other: {"suffix_trees": True, "suffix_decoding_max_spec_factor": 4.0},
     "extract_hidden_states": lambda target, other: {"output_path": f"{target}-hidden-states"},
     "draft_model, another": lambda target, other: {"model": other, "draft_sample_method": "probabilistic"},
 }
@@ -88,7 +96,8 @@ def methods() -> list[str]:
 def method_settings(name: str, k: int, target: str, other: str) -> dict[str, Any]:
     """Settings of an engine with a method, by the name that `methods` gives it."""
     options = OPTIONS[name](target, other) if name in OPTIONS else {}
-    return {"speculative_config": {"method": name.split(",")[0], "num_speculative_tokens": k, **options}}
+    core = {"method": name.split(",")[0], "num_speculative_tokens": k, "speculation": "always"}
+    return {"speculative_config": {**core, **options}}
 
 
 METHODS = methods()

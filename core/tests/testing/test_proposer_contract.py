@@ -99,6 +99,33 @@ class IgnoresLimits(Counting):
         return chain_draft([[1] * K for _ in batch.request_ids])
 
 
+class KeepsUndeclared(Counting):
+    """Remembers completed texts without saying so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[np.ndarray] = []
+
+    def complete(self, request_id: str, token_ids: np.ndarray) -> None:
+        self.texts.append(token_ids.copy())
+
+    def memory(self) -> dict[str, int]:
+        return {"texts": sum(text.nbytes for text in self.texts)}
+
+
+class KeepsNames(Counting):
+    """Remembers which requests completed."""
+
+    capabilities = ProposerCapabilities(keeps_finished_requests=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.completed: list[str] = []
+
+    def complete(self, request_id: str, token_ids: np.ndarray) -> None:
+        self.completed.append(request_id)
+
+
 class WritesItsInput(Counting):
     def propose(self, batch: ProposalInput) -> Draft:
         for tokens in batch.token_ids:
@@ -269,6 +296,8 @@ FAULTS = [
     (NeverForgetsTheText, "test_request_id_used_again"),
     (KeepsTheId, "test_nothing_kept_after_finish"),
     (KeepsMemory, "test_nothing_kept_after_finish"),
+    (KeepsUndeclared, "test_completed_requests"),
+    (KeepsNames, "test_completed_requests"),
     (ReportsFloats, "test_memory_is_reported"),
     (NeedsTwoTokens, "test_one_token_prompt"),
     (FailsWithoutRequests, "test_empty_batch"),

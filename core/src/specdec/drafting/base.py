@@ -75,8 +75,9 @@ class Proposer(ABC):
     def complete(self, request_id: str, token_ids: np.ndarray) -> None:  # noqa: B027 - optional
         """A request ended by itself (an end token, a stop, its length); for methods that learn from responses.
 
-        Called before `finish`. What is kept must not refer to the request; see
-        ``ProposerCapabilities.keeps_finished_requests``.
+        Called before `finish`. What is kept must not refer to the request, and is declared by
+        ``ProposerCapabilities.keeps_finished_requests``; with it, requests for which no draft was ever asked are
+        started for this call.
 
         Args:
             request_id: a request that was started.

@@ -129,7 +129,14 @@ class Drafting:
             self._guarded(lambda: self.proposer.record(outcome))
 
     def complete(self, request: Request) -> None:
-        """A request ended by itself; `finish` comes next."""
+        """A request ended by itself; `finish` comes next.
+
+        A proposer that keeps completed requests learns those for which no draft was asked too.
+        """
+        if not self.is_on:
+            return
+        if self.proposer.capabilities.keeps_finished_requests:
+            self._guarded(lambda: self._start([request]))
         if request.request_id in self._started:
             self._guarded(lambda: self.proposer.complete(request.request_id, request.token_ids))
 

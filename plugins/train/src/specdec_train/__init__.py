@@ -1,0 +1,3 @@
+"""Trains draft heads on a target's own answers."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,84 @@
+"""EAGLE (Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty").
+
+One decoder layer predicts the target's next final hidden state from the one before and the embedding of the next token.
+Deeper steps read the layer's own output; they are trained too (as in HASS, Zhang et al. 2024).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdec_train.batches import Batch
+from specdec_train.heads.base import TrainableHead
+from specdec_train.layers import DraftAttention, GatedMLP, RMSNorm, decoder_layer_shape
+from specdec_train.targets import FrozenTarget
+
+
+class EagleLayer(nn.Module):
+    """A llama decoder layer without its first norm."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        width = config["hidden_size"]
+        self.self_attn = DraftAttention(
+            width,
+            width,
+            config["num_attention_heads"],
+            config["num_key_value_heads"],
+            config["head_dim"],
+            config["rope_theta"],
+        )
+        self.post_attention_layernorm = RMSNorm(width, config["rms_norm_eps"])
+        self.mlp = GatedMLP(width, config["intermediate_size"])
+
+    def forward(self, x: Tensor, step: int, earlier: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """[B, S, width] -> [B, S, width]."""
+        x = x + self.self_attn(x, step, earlier)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Eagle(TrainableHead):
+    """The trainable head; embedding and output projection are the target's."""
+
+    name = "eagle"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        width = config["hidden_size"]
+        self.fc = nn.Linear(2 * width, width, bias=False)
+        self.layers = nn.ModuleList([EagleLayer(config)])
+
+    @classmethod
+    def shape(cls, target_config: Any, options: dict[str, Any]) -> dict[str, Any]:
+        """The layout of the EAGLE authors."""
+        return {"architectures": ["EagleLlamaForCausalLM"], "bias": False, **decoder_layer_shape(target_config)}
+
+    @torch.no_grad()
+    def initialise(self, target: FrozenTarget) -> None:
+        """Start from the target's last decoder layer, reading the hidden state alone."""
+        width = self.fc.out_features
+        self.fc.weight.normal_(std=0.01)
+        self.fc.weight[:, width:] += torch.eye(width)
+        layer = self.layers[0]
+        own = dict(layer.named_parameters())
+        for name, weight in target.last_layer.items():
+            if name in own:
+                own[name].copy_(weight)
+
+    def steps(self, batch: Batch, target: FrozenTarget, num_steps: int) -> list[Tensor]:
+        """Predicted final hidden states of each draft step, [B, S, width]."""
+        feature = batch.hidden[..., -1, :]
+        earlier: list[tuple[Tensor, Tensor]] = []
+        outputs = []
+        for step in range(num_steps):
+            joined = torch.cat([target.embed(batch.tokens_ahead(1 + step)), feature], dim=-1)
+            feature = self.layers[0](self.fc(joined), step, earlier)
+            outputs.append(feature)
+        return outputs
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Names as the EAGLE authors write them; the embedding is the target's and is left out."""
+        return dict(self.state_dict())

@@ -1,0 +1,81 @@
+"""The loss of a batch and how well its drafts would do.
+
+At draft step j, row i of a sequence predicts token ``i + 2 + j``. The label is the target's law there, which is the
+softmax of its logits at row ``i + 1 + j``, over the draft vocabulary (EAGLE-3's loss; soft labels as in distillation).
+"""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from specdec_train.batches import Batch, shifted
+from specdec_train.heads.base import TrainableHead
+from specdec_train.targets import FrozenTarget, soft_targets
+
+STEP_DECAY = 0.8
+"""Weight of a draft step relative to the one before it."""
+
+
+@frozen(eq=False)
+class Measured:
+    """One batch under a head."""
+
+    loss: Tensor
+    """Scalar, with gradients."""
+    accuracy: list[float]
+    """Per draft step: share of answer tokens drafted right, given the true tokens before them."""
+    survival: list[float]
+    """Per draft step: share of answer places whose draft is right up to and including this step."""
+
+    @property
+    def acceptance_length(self) -> float:
+        """Expected tokens a verify step at temperature 0: the survivals and the token that comes free."""
+        return 1.0 + sum(self.survival)
+
+
+class Objective(nn.Module):
+    """A head with its loss, as the module that is trained."""
+
+    def __init__(self, head: TrainableHead, target: FrozenTarget, num_steps: int) -> None:
+        """Hold a head.
+
+        Args:
+            head: the head in training.
+            target: the frozen weights.
+            num_steps: draft steps.
+        """
+        super().__init__()
+        self.head = head
+        self.target = target
+        self.num_steps = num_steps
+
+    def forward(self, batch: Batch) -> Measured:
+        """Run all draft steps over sequences with the target's hidden states, whose tokens the target said."""
+        head, target = self.head, self.target
+        with torch.no_grad():
+            law = soft_targets(target.logits(batch.hidden[..., -1, :]))
+        last = batch.answers(2) & batch.answers(1 + self.num_steps)
+        loss = batch.hidden.new_zeros(())
+        alive = torch.ones_like(last)
+        accuracy, survival = [], []
+        for step, output in enumerate(head.steps(batch, target, self.num_steps)):
+            chosen = batch.answers(2 + step)
+            logits = head.project(output[chosen], step, target)
+            wanted = batch.tokens_ahead(2 + step)[chosen]
+            known = target.in_draft_vocabulary(wanted)
+            entropy = -(shifted(law, law, 1 + step)[chosen] * logits.float().log_softmax(dim=-1)).sum(dim=-1)
+            loss = loss + STEP_DECAY**step * (entropy * known).sum() / chosen.sum().clamp(min=1)
+            with torch.no_grad():
+                hit = target.draft_token_ids[logits.argmax(dim=-1)] == wanted
+                right = torch.zeros_like(chosen)
+                right[chosen] = hit
+                alive = alive & right
+                accuracy.append(_share(hit))
+                survival.append(_share(alive[last]))
+        return Measured(loss, accuracy, survival)
+
+
+def _share(hits: Tensor) -> float:
+    return float(hits.float().mean()) if hits.numel() else 0.0

@@ -1,0 +1,149 @@
+"""The training simulation of a draft against drafting one token after another."""
+
+import pytest
+import torch
+
+from specdec_train.batches import Batch
+from specdec_train.heads.base import TrainableHead
+from specdec_train.heads.eagle import Eagle
+from specdec_train.heads.eagle3 import Eagle3
+from specdec_train.heads.medusa import Medusa
+from specdec_train.heads.mlp_speculator import MLPSpeculator
+from specdec_train.objective import Objective
+from specdec_train.targets import FrozenTarget
+
+WIDTH, VOCAB, STEPS = 32, 50, 3
+CONFIG = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "num_heads": 3,
+    "num_hidden_layers": 1,
+    "vocab_size": VOCAB,
+    "emb_dim": WIDTH,
+    "inner_dim": 16,
+    "n_predict": 3,
+}
+KINDS = [Eagle, Eagle3, Medusa, MLPSpeculator]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+
+def target(ids: list[int] | None = None) -> FrozenTarget:
+    embedding = torch.randn(VOCAB, WIDTH)
+    rows = torch.arange(VOCAB) if ids is None else torch.tensor(ids)
+    return FrozenTarget(embedding, embedding[rows], torch.ones(WIDTH), {}, rows)
+
+
+def batch(lengths: tuple[int, ...] = (9,), prompts: tuple[int, ...] = (3,)) -> Batch:
+    longest = max(lengths)
+    return Batch(
+        torch.randint(0, VOCAB, (len(lengths), longest + 1)),
+        torch.randn(len(lengths), longest, 4, WIDTH),
+        torch.tensor(lengths),
+        torch.tensor(prompts),
+    )
+
+
+def head(kind: type[TrainableHead]) -> TrainableHead:
+    made = kind(CONFIG)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+def one_by_one(made: TrainableHead, given: Batch, frozen: FrozenTarget, row: int) -> list[torch.Tensor]:
+    """Outputs of each draft step after ``row``, from a sequence that ends there: nothing later can be looked at."""
+    cut = Batch(
+        given.token_ids[:, : row + 1 + STEPS],
+        given.hidden[:, : row + 1],
+        given.lengths,
+        given.prompt_lengths,
+    )
+    outputs = made.steps(cut, frozen, STEPS)
+    return [output[:, row] for output in outputs]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_sees_nothing_behind_it(kind: type[TrainableHead]) -> None:
+    made, given, frozen = head(kind), batch(), target()
+    whole = made.steps(given, frozen, STEPS)
+    for row in (0, 3, 6):
+        for step, alone in enumerate(one_by_one(made, given, frozen, row)):
+            torch.testing.assert_close(whole[step][:, row], alone, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle3])
+def test_draft_steps_equal_a_causal_layer_over_true_and_drafted_rows(kind: type[TrainableHead]) -> None:
+    """The cache at draft step j holds the true rows and j drafted ones; a plain causal pass over them must agree."""
+    made, given, frozen = head(kind), batch(), target()
+    row = 4
+    outputs = made.steps(given, frozen, STEPS)
+    features = given.hidden[0, : row + 1]
+    if kind is Eagle3:
+        stream = made.fc(features[:, :3].flatten(-2))
+        feedback = None
+    else:
+        stream = features[:, 3]
+    for step in range(STEPS):
+        length = row + 1 + step
+        tokens = frozen.embed(given.token_ids[0, 1 : length + 1])[None]
+        feedback = outputs_of_plain_pass(made, stream[None], tokens)
+        drafted = feedback[0, -1]
+        expected = made.norm(drafted) if kind is Eagle3 else drafted
+        torch.testing.assert_close(outputs[step][0, row], expected, atol=1e-4, rtol=1e-4)
+        stream = torch.cat([stream, drafted[None]])
+
+
+def outputs_of_plain_pass(made: TrainableHead, stream: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    if isinstance(made, Eagle3):
+        return made.midlayer(tokens, stream, 0, [])
+    return made.layers[0](made.fc(torch.cat([tokens, stream], dim=-1)), 0, [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_nothing(kind: type[TrainableHead]) -> None:
+    made, frozen = head(kind), target()
+    both = batch((9, 6), (3, 2))
+    alone = Batch(both.token_ids[1:, :7], both.hidden[1:, :6], both.lengths[1:], both.prompt_lengths[1:])
+    padded = made.steps(both, frozen, STEPS)[0][1, :5]
+    torch.testing.assert_close(padded, made.steps(alone, frozen, STEPS)[0][0, :5], atol=1e-5, rtol=1e-4)
+
+
+def test_a_head_that_knows_the_answers_survives_every_step() -> None:
+    """Row i of step j must be asked for token i + 2 + j; any other shift is caught here."""
+
+    class Oracle(Medusa):
+        def steps(self, batch: Batch, target: FrozenTarget, num_steps: int) -> list[torch.Tensor]:
+            return [10 * target.embed(batch.tokens_ahead(2 + step)) for step in range(num_steps)]
+
+    given, frozen = batch((9, 7), (3, 2)), target()
+    measured = Objective(Oracle(CONFIG), frozen, STEPS)(given)
+    assert measured.accuracy == [1.0] * STEPS
+    assert measured.acceptance_length == 1.0 + STEPS
+
+
+def test_tokens_outside_the_draft_vocabulary_are_misses_without_a_loss() -> None:
+    frozen = target([1, 2, 3])
+    given = batch()
+    given.token_ids[:] = 40
+    measured = Objective(head(Eagle), frozen, STEPS)(given)
+    assert float(measured.loss.detach()) == 0.0
+    assert measured.accuracy == [0.0] * STEPS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_weight_is_trained(kind: type[TrainableHead]) -> None:
+    made = head(kind)
+    Objective(made, target(), STEPS)(batch()).loss.backward()
+    for name, parameter in made.named_parameters():
+        assert parameter.grad is not None, name
+        assert float(parameter.grad.abs().sum()) > 0, name

@@ -190,7 +190,8 @@ def test_full_vocabulary_shares_the_targets_output(tmp_path, target):
     hidden = torch.randn(3, HIDDEN)
     table = target.model.get_output_embeddings().weight
     torch.testing.assert_close(head.logits(hidden), F.linear(norm(hidden, tensors["norm.weight"]), table))
-    assert head.target_ids is None and head.draft_vocab_size == VOCAB
+    assert head.target_ids is None
+    assert head.draft_vocab_size == VOCAB
 
 
 @pytest.mark.parametrize("normed_residual", [False, True])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
 from specdec.drafting.layers import ACTIVATIONS, LlamaLayer, LlamaWeights
 from specdec.drafting.modules import embedding, linear, rms_norm, target_embedding, target_output, target_output_rows
-from specdec.drafting.recurrent import Block, Vocabulary
+from specdec.drafting.recurrent import Vocabulary
 from specdec.drafting.vocabulary import target_ids_of
 from specdec.errors import ModelLoadError, PluginUnsuitableError
 
@@ -118,17 +118,23 @@ class LlamaSizes:
             activation=self.hidden_act,
         )
 
-    def block(self, tensors: Mapping[str, Tensor], index: int, window: int | None = None) -> Block:
-        """The layer ``layers.<index>`` with its input norm, when there is one."""
-        return Block(
-            LlamaLayer(self.weights(tensors, f"layers.{index}"), index, window),
-            optional_norm(tensors, f"layers.{index}.input_layernorm.weight", self.rms_norm_eps),
-        )
+    @property
+    def eps(self) -> float:
+        """Of norms."""
+        return self.rms_norm_eps
+
+    def layer(self, tensors: Mapping[str, Tensor], prefix: str, index: int, window: int | None = None) -> LlamaLayer:
+        """A layer behind its input norm."""
+        return LlamaLayer(self.weights(tensors, prefix), index, window)
+
+    def rotary(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The configuration as it is."""
+        return config
 
 
-def optional_norm(tensors: Mapping[str, Tensor], name: str, eps: float) -> nn.Module | None:
-    """An RMS norm from a tensor, None without it."""
-    weight = tensors.get(name)
+def optional_norm(tensors: Mapping[str, Tensor], name: str | None, eps: float) -> nn.Module | None:
+    """An RMS norm from a tensor; None without a name or a tensor."""
+    weight = None if name is None else tensors.get(name)
     return None if weight is None else rms_norm(weight, eps)
 
 

@@ -150,6 +150,8 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "eagle.minicpm": "specdec-eagle-minicpm",
         "eagle.mistral": "specdec-eagle-mistral",
         "eagle.mistral4": "specdec-eagle-mistral-large-3",
+        "eagle.mistral_large_3": "specdec-eagle-mistral-large-3",
+        "eagle.ministral3": "specdec-eagle-mistral",
         "mtp.deepseek_v3": "specdec-mtp-deepseek",
         "mtp.glm4_moe": "specdec-mtp-glm4-moe",
     },

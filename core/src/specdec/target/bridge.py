@@ -56,14 +56,15 @@ class AttentionContext(Protocol):
 
 @frozen
 class QueryScale:
-    """Scaling of queries by position: ``log1p(floor((position + 1) / floor_scale)) * attn_scale + 1`` (Llama 4)."""
+    """Scaling of queries by position: ``log1p(floor((position + offset) / floor_scale)) * attn_scale + 1`` (Llama 4)."""
 
     floor_scale: float
     attn_scale: float
+    offset: int = 1
 
     def factors(self, positions: Tensor) -> Tensor:
         """int64 [T] -> float32 [T, 1, 1]."""
-        steps = torch.floor((positions.float() + 1.0) / self.floor_scale)
+        steps = torch.floor((positions.float() + self.offset) / self.floor_scale)
         return (torch.log1p(steps) * self.attn_scale + 1.0)[:, None, None]
 
 

@@ -1,0 +1,34 @@
+"""Loads EAGLE heads with DeepSeek layers: norms of embedding and hidden state, and one behind the layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from specdec.drafting.checkpoint import HeadCheckpoint
+from specdec.drafting.head_layouts import PredictionLayout, load_predicting_head
+from specdec.drafting.mla import MlaSizes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from specdec.drafting.recurrent import FeaturePredictingHead
+    from specdec.target.model import TargetModel
+
+_LAYOUT = PredictionLayout(embed_norm="enorm.weight", hidden_norm="hnorm.weight", output_norm="norm.weight")
+
+
+def load_eagle(directory: Path, overrides: Mapping[str, Any], target: TargetModel) -> FeaturePredictingHead:
+    """Load a head.
+
+    Args:
+        directory: its checkpoint.
+        overrides: keys of its configuration that shall be otherwise.
+        target: what it drafts for.
+
+    Raises:
+        ModelLoadError: tensors are missing, surplus or of another shape, or the configuration contradicts them.
+        PluginUnsuitableError: the head was made for another target.
+    """
+    checkpoint = HeadCheckpoint(directory, lambda name: name.removeprefix("model."), overrides=overrides)
+    return load_predicting_head(checkpoint, MlaSizes.of(checkpoint), _LAYOUT, target)

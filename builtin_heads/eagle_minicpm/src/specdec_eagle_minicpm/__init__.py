@@ -1,0 +1,3 @@
+"""EAGLE heads of MiniCPM."""
+
+__version__ = "0.1.0"

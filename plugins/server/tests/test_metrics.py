@@ -27,8 +27,8 @@ def test_nothing_is_missing_or_nan_before_and_after_traffic(client):
     for _ in range(2):
         snapshot = look(client)
         names = set(snapshot.samples)
-        per_position = {name for name in metric_names() if "per_pos" in name}
-        assert metric_names() - per_position <= names
+        may_be_empty = {name for name in metric_names() if "per_pos" in name or name.startswith("specdec:proposer_")}
+        assert metric_names() - may_be_empty <= names
         assert not any(math.isnan(v) or math.isinf(v) for rows in snapshot.samples.values() for v in rows.values())
         client.post("/v1/completions", json={**BODY, "max_tokens": 1})
 
@@ -66,7 +66,9 @@ def test_states_are_those_of_now_after_an_abort(client, running):
     with client.stream("POST", "/v1/completions", json={**BODY, "max_tokens": 400, "stream": True}) as response:
         lines = response.iter_lines()  # dropping it would close the connection
         next(lines)
-        assert look(client).value("num_requests_running") == 1
+        now = look(client)
+        assert now.value("num_requests_running") == 1
+        assert now.value("http_requests_active") == 2  # the stream, and the one that asks
     running.wait_until_idle()
     now = look(client)
     assert now.value("num_requests_running") == now.value("num_requests_waiting") == 0
@@ -151,3 +153,10 @@ def test_top_takes_the_difference_of_two_looks(client, running):
     assert shown["tokens"].startswith("15.0/s generated")
     assert shown["between tokens"].startswith("p50 ")
     assert "acceptance length" in shown
+
+
+def test_what_a_proposer_counts_itself_is_shown():
+    from specdec_server.metrics.prometheus import _numbers
+
+    counted = {"members": {"ngram": {"num_faults": 2, "is_on": True, "per_pos": [1, 2]}}, "note": "text"}
+    assert list(_numbers(counted)) == [("members.ngram.num_faults", 2.0), ("members.ngram.is_on", 1.0)]

@@ -29,7 +29,9 @@ EXAMPLES = """\
           --also '{"method": "ngram", "num_speculative_tokens": 3}' --plot bench.png
       compare draft lengths, and draw the result
   specdec bench --config specdec.toml --prompts my_prompts.jsonl --batch-size 16 --json bench.json
-      your prompts, many at once; keep the numbers"""
+      your prompts, many at once; keep the numbers
+  specdec bench serve --max-concurrency 16
+      measure a running server instead (comes with specdec-server)"""
 
 
 def add_parser(commands: Subparsers[Any]) -> None:
@@ -69,10 +71,11 @@ def add_parser(commands: Subparsers[Any]) -> None:
 
 
 def _add_count(group: Any, flag: str, default: int, text: str) -> None:
-    group.add_argument(flag, type=_count, default=default, metavar="N", help=f"{text} (default: %(default)s)")
+    group.add_argument(flag, type=count, default=default, metavar="N", help=f"{text} (default: %(default)s)")
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Parse a positive integer, for argparse."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
     return int(text)

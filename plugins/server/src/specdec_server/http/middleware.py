@@ -52,6 +52,7 @@ class Gate:
             return
         status = 0
         began = time.perf_counter()
+        self._metrics.begin()
 
         async def counting_send(message: Message) -> None:
             nonlocal status

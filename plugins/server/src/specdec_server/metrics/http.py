@@ -26,10 +26,15 @@ class HTTPMetrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        self.connections = Gauge("specdec:http_requests_active", "Requests being answered", registry=self.registry)
+        self._active = Gauge("specdec:http_requests_active", "Requests being answered", registry=self.registry)
+
+    def begin(self) -> None:
+        """A request has come."""
+        self._active.inc()
 
     def count(self, scope: Scope, status: int, seconds: float) -> None:
         """A request is over; status 0 when the client went before an answer."""
+        self._active.dec()
         route = getattr(scope.get("route"), "path", "other")
         method = scope["method"] if scope["method"] in ("GET", "POST", "OPTIONS", "HEAD") else "other"
         self._requests.labels(method, route, str(status or 499)).inc()

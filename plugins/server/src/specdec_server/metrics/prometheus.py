@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -65,6 +65,16 @@ def _one(value: float) -> Rows:
 
 def _per_position(counts: Iterable[int]) -> Rows:
     return [((str(position),), float(count)) for position, count in enumerate(counts)]
+
+
+def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """(dotted name, value) of every number in a nested mapping; what is no number is passed over."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{name}.")
+        elif isinstance(value, int | float):
+            yield name, float(value)
 
 
 SCALARS: tuple[Scalar, ...] = (
@@ -170,6 +180,40 @@ SCALARS: tuple[Scalar, ...] = (
         "1 while the engine drafts nothing because it does not pay",
         lambda s, _: _one(s.speculation_paused),
     ),
+    Scalar(
+        "speculation_current_tokens",
+        "gauge",
+        "Most draft tokens per request that the controller asks for now",
+        lambda s, _: _one(s.current_draft_tokens),
+    ),
+    Scalar("speculation_lossless", "gauge", "0 when the verifier is lossy", lambda s, _: _one(s.lossless)),
+    Scalar(
+        "proposer_stat",
+        "gauge",
+        "What the proposer counts itself, by dotted name; of each member, where it has members",
+        lambda s, logger: [((logger.proposer, name), value) for name, value in _numbers(s.proposer)],
+        labels=("proposer", "name"),
+    ),
+    Scalar(
+        "proposer_memory_bytes",
+        "gauge",
+        "Memory that the proposer holds",
+        lambda s, logger: [((logger.proposer, name), value) for name, value in _numbers(s.proposer_memory)],
+        labels=("proposer", "purpose"),
+    ),
+    Scalar(
+        "grammar_cut_tokens",
+        "counter",
+        "Draft tokens that grammars refused before they were verified",
+        lambda s, _: _one(s.num_grammar_cut_tokens),
+    ),
+    Scalar(
+        "grammar_forced_tokens",
+        "counter",
+        "Tokens added to drafts because a grammar left one continuation",
+        lambda s, _: _one(s.num_grammar_forced_tokens),
+    ),
+    Scalar("grammar_seconds", "counter", "Time spent on grammars", lambda s, _: _one(s.grammar_seconds)),
     Scalar(
         "speculation_info",
         "gauge",

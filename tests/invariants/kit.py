@@ -73,6 +73,12 @@ OPTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "draft_model": lambda target, other: {"model": target},
     "composite": lambda target, other: {
         "proposers": [
+            {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2},
+            {"method": "draft_model", "model": other},
+        ]
+    },
+    "composite": lambda target, other: {
+        "proposers": [
             {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 4},
             {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 1},
         ]

@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "specdec.cli.generate",
     "chat": "specdec.cli.chat",
     "bench": "specdec.cli.bench",
+    "doctor": "specdec.cli.doctor",
     "config": "specdec.cli.config",
     "plugins": "specdec.cli.plugins",
 }
@@ -39,6 +40,8 @@ examples:
       talk to a model and see which tokens were guessed
   specdec bench demo:smollm2 --speculative.method ngram
       measure whether speculation pays on your machine
+  specdec doctor demo:smollm2
+      find out which method and draft length pay, and why
   specdec config --config specdec.toml
       show every setting and where it comes from
   specdec plugins

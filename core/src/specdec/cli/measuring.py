@@ -190,6 +190,11 @@ def progress(rounds: int, variants: Sequence[Variant], num_prompts: int, *, show
     return _Progress(rounds * len(variants) * num_prompts, show=show)
 
 
+def progress_bar(total: int, *, show: bool) -> _Progress:
+    """A progress bar for ``total`` pieces of work; use it as a context manager and call ``one`` after each."""
+    return _Progress(total, show=show)
+
+
 class _Progress:
     def __init__(self, total: int, *, show: bool) -> None:
         from rich.console import Console
@@ -212,6 +217,10 @@ class _Progress:
 
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
+
+    def one(self, description: str) -> None:
+        """One more piece of work is done."""
+        self._bar.update(self._task, advance=1, description=description)
 
     def advance(self, variant: Variant, num_prompts: int) -> None:
         """A batch is done."""

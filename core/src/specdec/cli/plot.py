@@ -44,6 +44,43 @@ def draw(summaries: list[dict[str, Any]], path: Path, title: str) -> None:
     plt.close(figure)
 
 
+def draw_diagnosis(result: dict[str, Any], path: Path, title: str) -> None:
+    """Draw what ``specdec doctor`` measured: step time by rows, and predicted speed-up by draft length.
+
+    Args:
+        result: the command's JSON.
+        path: where to write.
+        title: above the picture.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (cost, gain) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for times in result["step_times"]:
+        rows = [int(number) for number in times["relative"]]
+        cost.plot(rows, list(times["relative"].values()), "o-", label=f"batch {times['batch_size']}")
+    cost.set(xlabel="rows per request (1 + draft tokens)", ylabel="step time / plain step", title="cost of verifying")
+    cost.set_ylim(bottom=0)
+    cost.legend()
+    batch_size = str(result["step_times"][0]["batch_size"])
+    for method in result["methods"]:
+        predicted = method["predicted_speed_up"][batch_size]
+        if predicted:
+            gain.plot([int(k) for k in predicted], list(predicted.values()), "o-", label=method["method"])
+    best = result["recommended"]
+    if best is not None:
+        gain.plot([best["num_speculative_tokens"]], [best["measured_speed_up"]], "k*", markersize=12, label="measured")
+    gain.axhline(1.0, color="grey", linewidth=1)
+    gain.set(xlabel="draft tokens (k)", ylabel="speed / plain decoding", title=f"predicted, batch {batch_size}")
+    if gain.lines[1:]:
+        gain.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
 def _draw_speed(axes: Any, summaries: list[dict[str, Any]]) -> None:
     """Bars of the medians, with a dot for each round."""
     for position, numbers in enumerate(summaries):

@@ -108,6 +108,7 @@ LISTED = {"type": "string", "pattern": "^(red|green|ultramarine)$", "maxLength":
         (ONE_OF, ['{"a": 1, "c": 2}', '{"b": 1, "c": 2}'], ['{"c": 1}', '{"a": 1, "b": 1, "c": 2}', '{"a": 1}']),
         ({**ONE_OF, "oneOf": None, "anyOf": ONE_OF["oneOf"]}, ['{"a": 1, "b": 1, "c": 2}'], ['{"c": 1}']),
         (LISTED, ['"red"', '"green"'], ['"ultramarine"', '"blue"']),
+        ({"type": "array", "minItems": 1}, ['[1, "a"]'], ["[]"]),
         (
             {"type": "object", "properties": {"x": ONE_OF, "pattern": LISTED}},
             ['{"pattern": "red"}'],

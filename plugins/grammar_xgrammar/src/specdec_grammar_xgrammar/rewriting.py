@@ -26,7 +26,7 @@ def rewritten(schema: Any, *, strict: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
     schema = {key: _inner(key, value, strict) for key, value in schema.items()}
-    return _alternatives_of_required(_listed_texts(schema), strict)
+    return _alternatives_of_required(_open_arrays(_listed_texts(schema)), strict)
 
 
 def _inner(key: str, value: Any, strict: bool) -> Any:
@@ -47,6 +47,13 @@ def _listed_texts(schema: dict[str, Any]) -> dict[str, Any]:
     texts = [text for text in found[1].split("|") if low <= len(text) <= high]
     kept = {key: value for key, value in schema.items() if key not in ("pattern", "minLength", "maxLength")}
     return {**kept, "enum": texts}
+
+
+def _open_arrays(schema: dict[str, Any]) -> dict[str, Any]:
+    """Arrays whose number of items is given, and nothing else: of any items, which strict grammars would not allow."""
+    counted = {"minItems", "maxItems"} & set(schema)
+    described = {"items", "prefixItems", "unevaluatedItems"} & set(schema)
+    return {**schema, "items": {}} if counted and not described else schema
 
 
 def _alternatives_of_required(schema: dict[str, Any], strict: bool) -> dict[str, Any]:

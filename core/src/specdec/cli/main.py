@@ -99,8 +99,10 @@ def join_words(argv: list[str], command: str | None) -> tuple[list[str], str | N
     if command is None:
         return argv, command
     position = argv.index(command)
-    joined = f"{command}.{argv[position + 1]}" if len(argv) > position + 1 else ""
-    if joined not in _two_word_commands():
+    following = argv[position + 1] if len(argv) > position + 1 else ""
+    joined = f"{command}.{following}"
+    # most second words are options, prompts and paths: for those nothing need be looked up
+    if not following.isidentifier() or joined not in _two_word_commands():
         return argv, command
     return [*argv[:position], joined, *argv[position + 2 :]], joined
 

@@ -174,3 +174,39 @@ def test_sampling_tensors() -> None:
     temperature, seeds = sampling_tensors(batch)
     assert temperature.tolist() == pytest.approx([0.0, 0.8])
     assert seeds.tolist() == [-1, 5]
+
+
+def test_children_are_drawn_without_replacement_from_the_laws_they_report() -> None:
+    sampler = DraftSampler("probabilistic")
+    logits = torch.tensor([1.0, 0.0, -0.5, 0.7, -torch.inf])
+    count = 8000
+    tokens, laws = sampler.choose_children(
+        logits.expand(count, -1),
+        torch.full((count,), 0.8),
+        torch.arange(count),
+        torch.full((count,), 6),
+        2,
+        draft_position=1,
+    )
+    assert bool((tokens[:, 0] != tokens[:, 1]).all())
+    first = (logits / 0.8).softmax(dim=-1)
+    assert torch.allclose(laws[:, 0], first.expand(count, -1), atol=1e-6)
+    for token in range(4):
+        mine = tokens[:, 0] == token
+        rest = first.clone()
+        rest[token] = 0
+        rest /= rest.sum()
+        assert torch.allclose(laws[mine, 1], rest.expand(int(mine.sum()), -1), atol=1e-6)
+        assert abs(float(mine.double().mean()) - float(first[token])) < 0.02
+        share = torch.bincount(tokens[mine, 1], minlength=5) / mine.sum()
+        assert float((share - rest).abs().sum() / 2) < 0.05
+
+
+def test_greedy_children_are_the_largest() -> None:
+    logits = torch.tensor([[1.0, 4.0, -0.5, 3.0]])
+    tokens, laws = DraftSampler("probabilistic").choose_children(
+        logits, torch.zeros(1), torch.tensor([1]), torch.tensor([6]), 2, draft_position=0
+    )
+    assert tokens.tolist() == [[1, 3]]
+    assert laws[0].argmax(dim=-1).tolist() == [1, 3]
+    assert laws.sum().item() == 2

@@ -95,6 +95,7 @@ def test_the_targets_law(seed: int, k: int, zeros: bool) -> None:
 
 def test_a_wrong_rule_is_noticed() -> None:
     """Passing with w_i throughout, as if each length were the last; and a residual that forgets the weight."""
+
     def distance(law: Tensor) -> float:
         return float((law - laws.law_of_texts(3)).abs().sum() / 2)
 

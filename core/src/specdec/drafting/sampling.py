@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import ConfigError
-from specdec.sampling.noise import Purpose
+from specdec.sampling.noise import Purpose, exponentials
 from specdec.sampling.sampler import draw
 from specdec.types import DRAFT_SAMPLE_METHODS
 
@@ -106,6 +106,45 @@ class DraftSampler:
         first = positions - draft_position
         tokens = draw(logits, temperature, seeds, positions | (first << 32), Purpose.DRAFT)
         return tokens, _law(logits, temperature, tokens)
+
+    def choose_children(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        num_children: int,
+        *,
+        draft_position: int | Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Draw the children of tree nodes without replacement: for `rejection` with ``tree_rule`` "recursive".
+
+        Child j comes from the law of the node without the children before it, normalised, and that is what is
+        reported (Gumbel top-k of Kool, van Hoof and Welling 2019). Draft trees of a request must try children in this
+        order. Only for the method "probabilistic".
+
+        Args:
+            logits: [R, V] in target ids, one row for each node, with at least ``num_children`` tokens above -inf.
+            temperature: float32 [R]; requests at temperature 0 get the largest logits, with one-hot laws.
+            seeds: int64 [R].
+            positions: int64 [R], the position of the children in their sequence.
+            num_children: how many for each node.
+            draft_position: as for `choose`.
+
+        Returns:
+            int64 [R, num_children] tokens and float32 [R, num_children, V] laws.
+        """
+        greedy = temperature == 0
+        first = positions - draft_position
+        scaled = logits.double() / temperature.double().masked_fill(greedy, 1.0)[:, None]
+        noise = exponentials(seeds, positions | (first << 32), logits.shape[1], Purpose.DRAFT).log()
+        scores = scaled - noise.masked_fill(greedy[:, None], 0.0)
+        tokens = scores.topk(num_children, dim=-1).indices
+        laws = []
+        for child in range(num_children):
+            laws.append(_law(logits, temperature, tokens[:, child]))
+            logits = logits.scatter(1, tokens[:, child, None], -torch.inf)
+        return tokens, torch.stack(laws, dim=1)
 
 
 def _mapped(tokens: Tensor, to_target_ids: Callable[[Tensor], Tensor]) -> Tensor:

@@ -58,8 +58,8 @@ class RejectionVerifier(Verifier):
 
 def verify_chains(rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
     """Rejection sampling of chains, token by token, for a step with at least one draft token."""
-    backend = backend_of(rows.logits.device.type)
     chains = Chains.of(rows, draft)
+    backend = backend_of(rows.logits.device.type)
     temperature = sampling.temperature[chains.owner]
     statistics = backend.statistics(rows.logits, temperature, rows=chains.node_rows)
     accepted = backend.accept(

@@ -82,7 +82,7 @@ def _verify_blocks(rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict
         draft.token_ids[node].where(rejected, -1),
         statistics.at(node),
         # max(w P - Q, 0) and max(P - Q / w, 0) are the same weights.
-        (draft.draft_probs[node] / scale).float(),
+        draft.draft_probs[node] / scale.float(),
         torch.arange(len(node), device=node.device),
     )
     return chains.verdict(num_accepted, last)

@@ -81,6 +81,7 @@ def _on_cpu(
         rows.numpy(),
         temperature.contiguous().numpy(),
         statistics.log_normalizers.contiguous().numpy(),
+        statistics.tokens.contiguous().numpy(),
         scale.contiguous().numpy(),
         draft_probs.float().contiguous().numpy(),
         nodes.numpy(),

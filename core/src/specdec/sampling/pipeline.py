@@ -35,9 +35,7 @@ class LogitsPipeline:
     argmax.
     """
 
-    def __init__(
-        self, vocab_size: int, device: torch.device | str, processors: Sequence[NamedProcessor] = ()
-    ) -> None:
+    def __init__(self, vocab_size: int, device: torch.device | str, processors: Sequence[NamedProcessor] = ()) -> None:
         """Make the stages.
 
         Args:

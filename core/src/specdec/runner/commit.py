@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specdec.attention.interface import KVCache
     from specdec.engine.kv_cache import KVCacheManager
     from specdec.engine.plan import ScheduledRequest
-    from specdec.engine.request import Request
+    from specdec.engine.request import Request, RequestDraft
     from specdec.grammar.state import RequestGrammar
     from specdec.runner.batch import StepBatch
     from specdec.sampling.logprobs import LogprobsComputer
@@ -88,17 +88,18 @@ class Committer:
             _compact_accepted_paths(step, verdict.accepted_nodes, self._slots)
         runs = verdict.token_ids.tolist()
         counts = verdict.num_tokens.tolist()
+        paths = [None] * len(runs) if verdict.accepted_nodes is None else verdict.accepted_nodes.tolist()
         kept = [
-            self._advance(share, run[:count], committed)
-            for share, run, count in zip(step.sampling, runs, counts, strict=True)
+            self._advance(share, run[:count], path, committed)
+            for share, run, count, path in zip(step.sampling, runs, counts, paths, strict=True)
         ]
         self._add_logprobs(step, target, processed, verdict, kept)
         for share in step.scheduled:
             self._kv_cache.cache_full_blocks(share.request)
         return committed
 
-    def _advance(self, share: ScheduledRequest, run: list[int], committed: Committed) -> int:
-        """Commit a request's run; return how many tokens were kept."""
+    def _advance(self, share: ScheduledRequest, run: list[int], path: list[int] | None, committed: Committed) -> int:
+        """Commit a request's run; return how many tokens were kept. ``path`` is a tree's accepted nodes, padded."""
         request = share.request
         now = time.monotonic()
         committed.advanced.append(request)
@@ -125,8 +126,7 @@ class Committer:
         request.append(run[:num_kept])
         request.token_origins.extend(range(num_accepted))
         if num_kept > num_accepted:  # the one token that the target chose itself
-            origin = PLAIN if not drafted else BONUS if num_accepted == drafted else RECOVERED
-            request.token_origins.append(origin)
+            request.token_origins.append(_origin(share.draft, num_accepted, path))
         request.text += decision.text
         request.finish_reason = decision.finish_reason
         request.stop_reason = decision.stop_reason
@@ -161,6 +161,16 @@ class Committer:
             tokens.extend(step.sampling[i].request.token_ids[-kept[i] :].tolist())
         counts = [(step.sampling[i].request, kept[i]) for i in wanted]
         self._logprobs.add_output(counts, target.logits, processed, np.array(rows), np.array(tokens))
+
+
+def _origin(draft: RequestDraft, num_accepted: int, path: list[int] | None) -> int:
+    """What the token after the accepted ones is: a bonus token when nothing was drafted behind them."""
+    if not len(draft):
+        return PLAIN
+    if path is None or draft.parents is None:
+        return BONUS if num_accepted == len(draft) else RECOVERED
+    node = path[num_accepted - 1] if num_accepted else -1
+    return RECOVERED if node in draft.parents else BONUS
 
 
 def _compact_accepted_paths(step: StepBatch, accepted_nodes: torch.Tensor, cache: KVCache) -> None:

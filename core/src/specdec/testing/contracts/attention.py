@@ -172,6 +172,16 @@ class AttentionBackendContract(PluginContract):
             case = self.case(lengths, layer, parents=TREES)
             self.expect(case, self.attend(backend, case))
 
+    def test_windows_count_depth(self, backend: AttentionBackend) -> None:
+        """Nodes of a tree take slots, but their positions go by depth: the eighth child of the anchor still sees the
+        last tokens of the context, where a window by slots would have passed them."""
+        layer = attention_layer(sliding_window=4)
+        self.require(backend, layer, trees=True)
+        star, fork = [-1, *[0] * 8], [-1, 0, 0, 0, 3, 3, 5]
+        case = self.case([(20, len(star)), (9, len(fork))], layer, parents=[star, fork])
+        assert case.batch.positions.tolist() == [20, *[21] * 8, 9, 10, 10, 10, 11, 11, 12]
+        self.expect(case, self.attend(backend, case))
+
     def test_chains_as_trees(self, backend: AttentionBackend) -> None:
         """A tree without branches is a chain."""
         self.require(backend, attention_layer(), trees=True)

@@ -80,7 +80,7 @@ def open_engine(model: str, method: str, *, max_num_seqs: int, max_len: int, thr
     from specdec.engine.frontend import Frontend
     from specdec.testing.oracles import WrongProposer
 
-    speculative = {"method": method, "num_speculative_tokens": K}
+    speculative = {"method": method, "num_speculative_tokens": K, "speculation": "always"}
     if method == "ngram":
         speculative |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
     config = from_kwargs(

@@ -52,7 +52,8 @@ def run(world: World, control: Control, batch: int, k: int, steps: int) -> list[
                 outcomes.append((ids[i], count, accepted))
         seconds = world.step(batch, rows)
         world.seconds += seconds
-        control.record_step(batch, rows, world.noisy(seconds), outcomes)
+        prefill = now == 0
+        control.record_step(batch, 0 if prefill else rows, world.noisy(seconds), outcomes)
         limits = control.limits(ids, [k] * batch)
         counts = [limit if limit and world.rng.random() < world.fill(now, i) else 0 for i, limit in enumerate(limits)]
         mean_lengths.append(sum(limits) / batch)
@@ -152,6 +153,22 @@ def test_a_proposer_that_seldom_finds_anything_still_pays() -> None:
     tokens, seconds = world.tokens, world.seconds
     run(world, control, 1, K, 1500)
     assert (world.tokens - tokens) / (world.seconds - seconds) > 1.2 / world.step(1, 1)
+
+
+def test_a_first_draft_late_or_among_prompts() -> None:
+    """Requests may begin plainly, and prompts may be in every step: nothing is known then, and drafting begins."""
+    control = adaptive()
+    for _ in range(30):
+        assert control.limits(["a"], [0]) == [0]
+        control.record_step(1, 1, 1e-2, [])
+    assert control.limits(["a", "b"], [0, K])[1] > 0
+    control = adaptive()
+    lengths = []
+    for _ in range(30):
+        control.record_step(2, 0, 1e-2, [])
+        lengths.append(control.limits(["a", "b"], [K, K]))
+        control.record_draft(["a", "b"], lengths[-1], lengths[-1], 1e-3)
+    assert min(lengths[-1]) > 0
 
 
 def test_caps_and_schedule_bind() -> None:

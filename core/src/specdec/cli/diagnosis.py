@@ -116,11 +116,10 @@ class Diagnosis:
             return "it found nothing to draft on these prompts"
         k, speed = facts.best(times)
         plain = times.at(0)
-        cost = facts.draft_seconds(k) + facts.draft_share * (times.at(k) - plain)
+        draft, rows = facts.draft_seconds(k) / plain, facts.draft_share * (times.at(k) - plain) / plain
         return (
-            f"at its best k={k} a step gains {facts.tokens(k) - 1:.2f} tokens "
-            f"and takes {cost / plain:.2f} of a plain step longer (drafting {facts.draft_seconds(k) / plain:.2f}, more rows "
-            f"{facts.draft_share * (times.at(k) - plain) / plain:.2f}): {speed:.2f}x"
+            f"at its best k={k} a step gains {facts.tokens(k) - 1:.2f} tokens and takes {draft + rows:.2f} of a plain "
+            f"step longer (drafting {draft:.2f}, more rows {rows:.2f}): {speed:.2f}x"
         )
 
 

@@ -34,6 +34,8 @@ _PLAN_EVERY = 6
 """Steps between two plans for the same requests."""
 _FIRST_LENGTH = 3
 """Draft tokens per request in the very first draft, when nothing is known."""
+_PLAIN_STEPS, _FIRST_STEPS = 2, 8
+"""Plain steps wanted before the first plan, and after how many steps the plan is made without them."""
 _ALLOWANCE_SHARE = 0.015
 """Share of the time spent that exploring may cost."""
 _ALLOWANCE_STEPS = 3.0
@@ -103,6 +105,7 @@ class AdaptiveControl(Control):
         self._kmax = np.array([k for k in _LENGTHS if k < num_speculative_tokens] + [num_speculative_tokens])
         self._clock = 0
         self._num_requests = 0
+        self._num_plain_steps = self._num_first_steps = 0
         self._plan: _Plan | None = None
         self._plan_for: tuple[str, ...] = ()
         self._plan_caps: list[int] = []
@@ -141,11 +144,14 @@ class AdaptiveControl(Control):
         return plan.lengths
 
     def _first_lengths(self, allowed: np.ndarray) -> np.ndarray | None:
-        """The first steps of an engine: one short draft, one step without."""
-        if self._draft_cost.is_empty and self._clock < _PROBE_STEPS:
+        """The first steps of an engine: a short draft, then some without, so that there is something to compare."""
+        if self._draft_cost.is_empty:
             return np.minimum(allowed, _FIRST_LENGTH)
-        if self._step_cost.is_empty:
+        if self._num_plain_steps < _PLAIN_STEPS and self._num_first_steps < _FIRST_STEPS:
+            self._num_first_steps += 1
             return np.zeros_like(allowed)
+        if self._step_cost.is_empty:  # prompts are in every step
+            return np.minimum(allowed, _FIRST_LENGTH)
         return None
 
     @property
@@ -205,6 +211,7 @@ class AdaptiveControl(Control):
     ) -> None:
         """See `Control.record_step`."""
         if num_requests and num_tokens:
+            self._num_plain_steps += num_tokens == num_requests
             self._step_cost.observe(num_requests, num_tokens, seconds)
             self._allowance = min(self._allowance + _ALLOWANCE_SHARE * seconds, _ALLOWANCE_STEPS * seconds)
         if outcomes:

@@ -1,0 +1,118 @@
+"""`speculation = "auto"` against every fixed draft length and against plain decoding.
+
+    python benchmarks/adaptive.py                         # n-gram, all prompt sets, batch 1, 8 and 32
+    python benchmarks/adaptive.py --batch-sizes 1 --sets random --max-tokens 256
+
+All variants take turns in one process. For each prompt set and batch size the result has tokens per second of plain
+decoding, of each k, and of auto, and the two ratios that matter: auto to the best fixed k, and auto to plain decoding.
+The set `random` is text of random tokens at a high temperature, for which nothing can be guessed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from typing import Any
+
+from common import HERE, add_common, write_result
+
+from specdec.cli import measuring
+from specdec.cli.prompts import Prompt, read_file
+from specdec.config import from_kwargs
+from specdec.sampling.params import SamplingParams
+
+SETS = ("code_edit", "spec_bench", "random")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common(parser)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--speculative", default='{"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}')
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--lengths", nargs="+", type=int, default=list(range(1, 9)), help="fixed k to compare with")
+    parser.add_argument("--num-prompts", type=int, default=8, help="at batch 1; a larger batch takes at least its size")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    cells = [measure(arguments, name, batch) for batch in arguments.batch_sizes for name in arguments.sets]
+    for cell in cells:
+        print(
+            f"{cell['set']:12s} batch {cell['batch_size']:3d}  plain {cell['plain']:8.1f}  "
+            f"best k={cell['best_k']} {cell['best']:8.1f}  auto {cell['auto']:8.1f} tok/s  "
+            f"auto/best {cell['auto_to_best']:.3f}  auto/plain {cell['auto_to_plain']:.3f}"
+        )
+    work = ("model", "dtype", "threads", "speculative", "num_prompts", "max_tokens", "rounds")
+    settings = {name: getattr(arguments, name) for name in work}
+    print(write_result("adaptive", {"settings": settings, "cells": cells}, arguments.out))
+    return 0
+
+
+def measure(arguments: argparse.Namespace, name: str, batch_size: int) -> dict[str, Any]:
+    """One prompt set at one batch size."""
+    variants = variants_of(arguments, batch_size)
+    prompts = read_prompts(name, max(arguments.num_prompts, batch_size))
+    temperature = 1.5 if name == "random" else 0.0
+    params = SamplingParams(temperature=temperature, max_tokens=arguments.max_tokens, ignore_eos=name == "random")
+    with measuring.progress(arguments.rounds, variants, len(prompts), show=sys.stderr.isatty()) as bar:
+        measuring.measure(
+            variants, prompts, params, rounds=arguments.rounds, batch_size=batch_size, advance=bar.advance
+        )
+    summaries = {variant.name: measuring.summary(variant, variants[0]) for variant in variants}
+    rate = {variant: numbers["tokens_per_second"] for variant, numbers in summaries.items()}
+    best_k = max(arguments.lengths, key=lambda k: rate[f"k={k}"])
+    best = max(rate[f"k={best_k}"], rate["plain"])
+    return {
+        "set": name,
+        "batch_size": batch_size,
+        "plain": rate["plain"],
+        "best_k": best_k if best > rate["plain"] else 0,
+        "best": best,
+        "auto": rate["auto"],
+        "auto_to_best": rate["auto"] / best,
+        "auto_to_plain": rate["auto"] / rate["plain"],
+        "variants": summaries,
+    }
+
+
+def variants_of(arguments: argparse.Namespace, batch_size: int) -> list[measuring.Variant]:
+    """Plain decoding, every fixed k, and auto."""
+    options = json.loads(arguments.speculative)
+    longest = max(arguments.lengths)
+    fixed = {f"k={k}": {"num_speculative_tokens": k, "speculation": "always"} for k in arguments.lengths}
+    settings: dict[str, Any] = {
+        "plain": None,
+        **fixed,
+        "auto": {"num_speculative_tokens": longest, "speculation": "auto"},
+    }
+    found = []
+    for name, own in settings.items():
+        config = from_kwargs(
+            arguments.model,
+            dtype=arguments.dtype,
+            max_model_len=1024,
+            max_num_seqs=max(batch_size, 1),
+            num_threads=arguments.threads,
+            kv_cache_memory="1GiB" if batch_size > 8 else "256MiB",
+            enable_prefix_caching=False,
+            stat_loggers=(),
+            speculative_config=None if own is None else {**options, **own},
+        )
+        found.append(measuring.Variant(name, config))
+    return found
+
+
+def read_prompts(name: str, count: int) -> list[Prompt]:
+    """The first prompts of a set, again from the beginning when there are too few."""
+    if name == "random":
+        numbers = random.Random(0)
+        return [Prompt(id=str(i), token_ids=tuple(numbers.choices(range(1000, 40000), k=64))) for i in range(count)]
+    prompts = read_file(HERE / "prompts" / f"{name}.jsonl")
+    return [prompts[i % len(prompts)] for i in range(count)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

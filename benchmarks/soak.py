@@ -244,7 +244,6 @@ def main() -> int:
     parser.add_argument("--most-growth", type=float, default=64.0, help="MiB of memory after the first round")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    ends = time.monotonic() + 60 * arguments.minutes
     turn = min(arguments.turn_seconds, 20 * arguments.minutes)
     report: dict[str, Any] = {"minutes": arguments.minutes, "turns": [], "wrong": []}
     after_first_round = None
@@ -252,7 +251,8 @@ def main() -> int:
         model = tiny_model("llama", Path(folder) / "model")
         known = references(model)
         number = 0
-        while time.monotonic() < ends:
+        ends = time.monotonic() + 60 * arguments.minutes
+        while after_first_round is None or time.monotonic() < ends:
             for name, proposer in proposers().items():
                 number += 1
                 report["turns"].append(
@@ -260,7 +260,7 @@ def main() -> int:
                 )
             if after_first_round is None:
                 after_first_round = resident_mib()
-    growth = resident_mib() - (after_first_round or 0.0)
+    growth = resident_mib() - after_first_round
     report["growth_mib"] = growth
     if growth > arguments.most_growth:
         report["wrong"].append(f"memory grew by {growth:.0f} MiB after the first round")

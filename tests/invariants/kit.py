@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from specdec.drafting import Proposer
 from specdec.registry import Registry
 from specdec.testing import GappyProposer, OracleProposer, RandomProposer, SelfProposer, WrongProposer
 from specdec.testing.attention import attention_layer, attention_requirements
+from specdec.testing.heads import tiny_head
 
 VOCAB = 128
 MAX_LEN = 256
@@ -69,14 +71,14 @@ def serves_this_machine(backend: str) -> bool:
     return not made.supports(wanted)
 
 
+def head(method: str, target: str) -> str:
+    """Directory of a random head for the target, beside it."""
+    path = Path(f"{target}-{method}")
+    return str(path if path.is_dir() else tiny_head(method, target, path))
+
+
 OPTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "draft_model": lambda target, other: {"model": target},
-    "composite": lambda target, other: {
-        "proposers": [
-            {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2},
-            {"method": "draft_model", "model": other},
-        ]
-    },
     "composite": lambda target, other: {
         "proposers": [
             {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 4},
@@ -86,6 +88,10 @@ OPTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "suffix": lambda target, other: {},
     "suffix, trees": lambda target, other: {"suffix_trees": True, "suffix_decoding_max_spec_factor": 4.0},
     "extract_hidden_states": lambda target, other: {"output_path": f"{target}-hidden-states"},
+    "eagle": lambda target, other: {"model": head("eagle", target)},
+    "eagle3": lambda target, other: {"model": head("eagle3", target), "tree_top_k": 2, "tree_depth": 3},
+    "medusa": lambda target, other: {"model": head("medusa", target)},
+    "mlp_speculator": lambda target, other: {"model": head("mlp_speculator", target), "tree_top_k": 2},
     "draft_model, another": lambda target, other: {"model": other, "draft_sample_method": "probabilistic"},
 }
 """Options of methods that cannot do without, from the target and another tiny model. A method may be here several

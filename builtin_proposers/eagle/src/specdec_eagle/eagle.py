@@ -122,6 +122,8 @@ class EagleProposer(Proposer):
         limits = batch.max_draft_tokens.astype(np.int64)
         row_of = {name: row for row, name in enumerate(computed.request_ids)}
         rows = np.array([row_of[name] for name in batch.request_ids], dtype=np.int64)
+        # Nothing follows from a step that computed nothing of a request.
+        limits = np.where(np.diff(computed.kept_start)[rows] > 0, limits, 0)
         tables = SlotTable(computed, self.layers.cache.block_size, self._device)
         hidden = self._first_pass(computed, tables, rows[limits > 0])
         if not limits.any():

@@ -35,9 +35,9 @@ def ready(service: Service) -> Response:
 
 def version() -> dict[str, Any]:
     """Versions of the server and the core."""
-    from specdec.version import __version__ as core_version
+    import specdec
 
-    return {"version": __version__, "core": core_version}
+    return {"version": __version__, "core": specdec.__version__}
 
 
 def models(service: Service) -> dict[str, Any]:

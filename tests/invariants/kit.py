@@ -116,6 +116,13 @@ METHODS = methods()
 BACKENDS = [name for name in installed("attention_backend") if serves_this_machine(name)]
 
 
+def kv_bytes_per_token(engine: LLM) -> int:
+    """Bytes of K/V of one token, layers of a proposer's own included."""
+    parts = engine._engine.core.parts
+    own = 0 if parts.drafting is None else parts.drafting.proposer.kv_bytes_per_token()
+    return parts.target.kv_bytes_per_token() + own
+
+
 def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     """Token ids of every choice."""
     return [choice.token_ids for output in outputs for choice in output.outputs]

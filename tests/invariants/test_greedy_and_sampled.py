@@ -8,7 +8,18 @@ import pytest
 
 from specdec import SamplingParams
 from specdec.testing import SelfProposer, WrongProposer
-from tests.invariants.kit import BACKENDS, PROMPTS, Baseline, Runs, Speculation, Start, oracle, reasons, tokens
+from tests.invariants.kit import (
+    BACKENDS,
+    PROMPTS,
+    Baseline,
+    Runs,
+    Speculation,
+    Start,
+    kv_bytes_per_token,
+    oracle,
+    reasons,
+    tokens,
+)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=48)
 
@@ -53,8 +64,9 @@ def test_chunked_prefill(start: Start, baseline: Baseline, speculation: Speculat
 @pytest.mark.parametrize("blocks", [16, 22])
 def test_preemption(start: Start, baseline: Baseline, speculation: Speculation, blocks: int) -> None:
     """A pool for few of the requests: preempted ones start over and say the same."""
-    per_block = 2 * 2 * 2 * 16 * 4 * 8
-    engine = start(**speculation(4), block_size=8, kv_cache_memory=blocks * per_block, max_model_len=128)
+    memory = blocks * 8 * kv_bytes_per_token(start(**speculation(4)))
+    engine = start(**speculation(4), block_size=8, kv_cache_memory=memory, max_model_len=128)
+    assert engine.stats().total_blocks == blocks
     assert tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(baseline(PROMPTS, GREEDY))
     assert tokens(engine.generate(PROMPTS, seeded(), use_tqdm=False)) == tokens(baseline(PROMPTS, seeded()))
     assert engine.stats().num_preemptions > 0

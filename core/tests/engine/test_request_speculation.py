@@ -74,3 +74,25 @@ def test_without_speculation_a_method_cannot_be_chosen() -> None:
         choice({"method": "ngram"}).check_against((), 0)
     with pytest.raises(InvalidRequestError, match="decodes without speculation"):
         choice({"num_speculative_tokens": 1}).check_against((), 0)
+
+
+@pytest.mark.parametrize("speculation", ["auto", "always"])
+def test_the_control_changes_speed_not_text(model: Path, speculation: str) -> None:
+    """Whatever the control decides, the text is the target's, and the schedule binds."""
+    settings = {"dtype": "float32", "max_model_len": 96, "kv_cache_memory": "1MiB", "stat_loggers": ()}
+    longer = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    with LLM(str(model), **settings) as engine:
+        plain = [o.outputs[0].token_ids for o in engine.generate(PROMPTS, longer, use_tqdm=False)]
+    speculative = {
+        "num_speculative_tokens": 5,
+        "speculation": speculation,
+        "num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 8, 2]],
+    }
+    with LLM(str(model), proposer=WrongProposer(1), speculative_config=speculative, **settings) as engine:
+        outputs = engine.generate(PROMPTS, longer, use_tqdm=False)
+        assert [o.outputs[0].token_ids for o in outputs] == plain
+        stats = engine.stats()
+        assert 0 < len(stats.num_draft_tokens_per_pos) <= 2
+        if speculation == "always":
+            assert len(stats.num_draft_tokens_per_pos) == 2
+            assert not stats.speculation_paused

@@ -21,8 +21,11 @@ class CompletionOutput:
     """One of the ``n`` choices of a request."""
 
     index: int
+    """Which of the ``n`` it is, from 0."""
     text: str
+    """The text so far."""
     token_ids: list[int]
+    """The tokens so far."""
     finish_reason: str | None = None
     """'stop', 'length', 'abort' or 'error'; None while the request runs."""
     stop_reason: int | str | None = None
@@ -30,6 +33,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     """For each token the chosen and the most likely tokens, when `SamplingParams.logprobs` is set."""
     cumulative_logprob: float | None = None
+    """Sum of the log-probabilities of the chosen tokens, when ``logprobs`` are."""
     token_origins: list[int] = field(factory=list)
     """For each token the draft position it was accepted from; `PLAIN`, `RECOVERED` or `BONUS`, all below 0, when the
     target chose it itself."""
@@ -58,14 +62,22 @@ class RequestOutput:
     """A request's prompt and what has been generated for it so far."""
 
     request_id: str
+    """The name the request has in the engine."""
     prompt: str | None
+    """The text, when the prompt was given as one."""
     prompt_token_ids: list[int]
+    """The prompt as tokens."""
     outputs: list[CompletionOutput]
+    """The ``n`` choices."""
     finished: bool
+    """Whether all of them have ended."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """For each prompt token after the first, as in `CompletionOutput.logprobs`."""
     spec_stats: SpecStats = field(factory=SpecStats)
+    """Drafts of the request, all choices together."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     timings: RequestTimings = field(factory=RequestTimings)
+    """When things happened, counted from arrival."""
     lossless: bool = True
     """Whether the verifier keeps the target's distribution."""

@@ -357,10 +357,15 @@ class SpecStats:
     """Speculation of one request, or of an engine since its start."""
 
     num_drafts: int = 0
+    """Drafts that were verified; one request in one step has at most one."""
     num_draft_tokens: int = 0
+    """Draft tokens verified."""
     num_accepted_tokens: int = 0
+    """Draft tokens kept."""
     num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    """Draft tokens kept at each draft position; of trees at each depth."""
     num_draft_tokens_per_pos: tuple[int, ...] = ()
+    """Draft tokens verified at each draft position; of trees at each depth."""
 
     @property
     def acceptance_rate(self) -> float:

@@ -30,6 +30,24 @@ def test_a_missing_docstring_is_noticed():
     assert field_docs(Undocumented) == {"good": "Here.", "bad": "", "also": "Here too."}
 
 
+def test_docstrings_of_inherited_fields_are_found():
+    @attrs.frozen
+    class Base:
+        shared: int = 1
+        """From the base."""
+        changed: int = 2
+        """Said here."""
+
+    @attrs.frozen
+    class Derived(Base):
+        changed: int = 3
+        """Said again."""
+        own: int = 4
+        """Own."""
+
+    assert field_docs(Derived) == {"shared": "From the base.", "changed": "Said again.", "own": "Own."}
+
+
 def test_every_field_has_a_validator():
     for cls in (EngineConfig, SpeculativeConfig, PluginsConfig):
         assert [a.name for a in attrs.fields(cls) if a.validator is None] == []

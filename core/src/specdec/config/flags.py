@@ -139,7 +139,7 @@ def _metavar(leaf: Leaf, kind: Any) -> str:
         return "N" if kind is int else "X"
     if is_list_of_scalars(kind):
         return "A,B"
-    if typing.get_origin(kind) in (dict, Mapping, list, tuple):
+    if kind is Any or typing.get_origin(kind) in (dict, Mapping, list, tuple):
         return "JSON"
     return leaf.attribute.name.rpartition("_")[2].upper()
 

@@ -30,10 +30,19 @@ class Leaf:
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Docstrings of a class's fields: the string literal that follows each annotated name in the source.
+    """Docstrings of a class's fields, inherited ones too: the string literal after each annotated name in the source.
 
     Returns an empty string for a field without one; nothing at all when the source is not available.
     """
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        docs |= _own_field_docs(base)
+    return docs
+
+
+def _own_field_docs(cls: type) -> dict[str, str]:
+    if cls.__module__ == "builtins":
+        return {}
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError):

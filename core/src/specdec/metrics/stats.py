@@ -51,6 +51,7 @@ class StepStats:
     rest_seconds: float = 0.0
     """Scheduling, batch preparation, commit."""
     num_preemptions: int = 0
+    """Requests that gave up their blocks in this step."""
     num_running: int = 0
     """Requests that hold KV blocks after the step."""
     num_waiting: int = 0
@@ -106,10 +107,13 @@ class RequestStats:
     finish_reason: str
     """'stop', 'length', 'abort' or 'error'."""
     num_prompt_tokens: int = 0
+    """Tokens of the prompt."""
     num_output_tokens: int = 0
+    """Tokens of the output."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     num_preemptions: int = 0
+    """How often the request was preempted."""
     queued_seconds: float | None = None
     """From arrival until first scheduled; None when it never was."""
     first_token_seconds: float | None = None
@@ -117,6 +121,7 @@ class RequestStats:
     total_seconds: float = 0.0
     """From arrival until the end."""
     spec: SpecStats = field(factory=SpecStats)
+    """Its speculation."""
 
     @property
     def time_per_output_token(self) -> float | None:
@@ -131,6 +136,7 @@ class EngineStats:
     """Totals since the engine started. Rates are 0 and lengths 1 when nothing was drafted; never NaN."""
 
     num_steps: int = 0
+    """Steps of the engine."""
     num_prompt_tokens: int = 0
     """Prompt tokens computed, those of preempted requests each time they are computed again."""
     num_cached_tokens: int = 0
@@ -138,15 +144,25 @@ class EngineStats:
     num_generated_tokens: int = 0
     """Tokens committed to outputs; what a stop or limit cut off is not counted."""
     num_preemptions: int = 0
+    """Requests that gave up their blocks and began again."""
     num_drafts: int = 0
+    """Drafts that were verified; one request in one step has at most one."""
     num_draft_tokens: int = 0
+    """Draft tokens verified."""
     num_accepted_tokens: int = 0
+    """Draft tokens kept."""
     num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    """Draft tokens kept at each draft position; of trees at each depth."""
     num_draft_tokens_per_pos: tuple[int, ...] = ()
+    """Draft tokens verified at each draft position; of trees at each depth."""
     propose_seconds: float = 0.0
+    """Making drafts."""
     target_seconds: float = 0.0
+    """The target's forward passes."""
     verify_seconds: float = 0.0
+    """Processing logits, sampling and verification."""
     rest_seconds: float = 0.0
+    """Scheduling, batch preparation, commit."""
     grammar_seconds: float = 0.0
     """Following grammars; part of the times of the stages."""
     num_grammar_cut_tokens: int = 0
@@ -157,6 +173,7 @@ class EngineStats:
     lossless: bool = True
     """Whether the verifier keeps the target's distribution."""
     num_proposer_faults: int = 0
+    """Drafts that failed: the proposer raised, broke its contract or was too slow."""
     speculation_disabled: bool = False
     """Whether the proposer was switched off after too many faults in a row."""
     speculation_paused: bool = False
@@ -170,6 +187,7 @@ class EngineStats:
     free_blocks: int = 0
     """KV blocks that no request holds; prefix-cached ones count as free."""
     total_blocks: int = 0
+    """KV blocks in all."""
     num_running: int = 0
     """Requests that hold KV blocks now."""
     num_waiting: int = 0

@@ -54,14 +54,14 @@ class FakeRegistry:
 
     def entries(self):
         kinds = ("proposer", "proposer", "proposer", "head")
-        names = ("suffix", "eagle", "twice", "eagle.llama")
+        names = ("suffix", "eagle", "eagle3", "eagle.llama")
         return [type("Entry", (), {"kind": kind, "name": name}) for kind, name in zip(kinds, names, strict=True)]
 
     def plugin_config(self, kind, name, options):
-        if name == "eagle":
+        if name == "eagle" and "model" not in options:
             raise ConfigError("speculative.model is not set.")
-        if name == "twice":
-            raise PluginConflictError("two distributions offer 'twice'")
+        if name == "eagle3":
+            raise PluginConflictError("two distributions offer 'eagle3'")
         return options
 
 
@@ -69,8 +69,15 @@ def test_methods_that_need_a_checkpoint_are_left_out(monkeypatch):
     monkeypatch.setattr(methods, "Registry", FakeRegistry)
     usable, left_out = methods.installed_methods(demo.demo_config("m", "float32"), 3)
     assert usable == [SpeculativeConfig(method="suffix", num_speculative_tokens=3)]
-    assert sorted(left_out) == ["eagle", "twice"]
+    assert sorted(left_out) == ["eagle", "eagle3"]
     assert "speculative.model" in left_out["eagle"]
+
+
+def test_heads_are_shown_with_the_model_they_were_trained_for(monkeypatch):
+    monkeypatch.setattr(methods, "demo_head", lambda name: name)
+    assert methods.head_for("demo:smollm2", "eagle3") == "demo:smollm2-eagle3"
+    assert methods.head_for("demo:smollm2", "ngram") is None
+    assert methods.head_for("other", "eagle3") is None
 
 
 def test_the_plugin_imports_nothing_heavy():

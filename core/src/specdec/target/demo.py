@@ -1,8 +1,9 @@
-"""Demonstration models: GGUF files inside Python distributions, for machines without a model hub."""
+"""Demonstration models and heads inside Python distributions, for machines without a model hub."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -47,6 +48,33 @@ DEMO_MODELS = {
 }
 """Names after ``demo:``. SmolLM2-135M-Instruct; Qwen2.5-Coder-Instruct 0.5B and 1.5B; the Gemma 3 270M base model."""
 
+HEADS_PACKAGE, HEADS_DISTRIBUTION = "specdec_demo", "specdec-demo"
+DEMO_HEADS = {f"smollm2-{method}": method for method in ("eagle3", "eagle", "medusa", "mlp_speculator")}
+"""Names after ``demo:`` of heads trained for ``demo:smollm2``, and their folders in the package's ``heads``."""
+
+
+def is_demo_head(name: str) -> bool:
+    """Whether ``demo:NAME`` is a head's checkpoint rather than a model."""
+    return name.removeprefix(DEMO_PREFIX) in DEMO_HEADS
+
+
+def demo_head(name: str) -> Path:
+    """The checkpoint directory of a demonstration head.
+
+    Args:
+        name: ``demo:NAME``, for which `is_demo_head` holds.
+
+    Raises:
+        ModelNotFoundError: it is not installed; the message has the ``pip install`` line.
+    """
+    found = importlib.util.find_spec(HEADS_PACKAGE)
+    folders = list(found.submodule_search_locations or ()) if found else []
+    for folder in folders:
+        path = Path(folder) / "heads" / DEMO_HEADS[name.removeprefix(DEMO_PREFIX)]
+        if path.is_dir():
+            return path
+    raise ModelNotFoundError(f"model: {name!r} is not installed. Run: pip install {HEADS_DISTRIBUTION}")
+
 
 def demo_file(name: str, cache: Path) -> Path:
     """The GGUF file of a demonstration model; parts are joined once, into the cache.
@@ -62,7 +90,7 @@ def demo_file(name: str, cache: Path) -> Path:
     key = name.removeprefix(DEMO_PREFIX)
     demo = DEMO_MODELS.get(key)
     if demo is None:
-        known = ", ".join(DEMO_PREFIX + known for known in DEMO_MODELS)
+        known = ", ".join(DEMO_PREFIX + known for known in (*DEMO_MODELS, *DEMO_HEADS))
         raise ModelNotFoundError(f"model: no demonstration model {name!r}; there are: {known}")
     parts = _installed_files(name, demo)
     if len(parts) == 1:

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from specdec.errors import ModelNotFoundError
 from specdec.target.cache import cache_root
-from specdec.target.demo import DEMO_PREFIX, demo_file
+from specdec.target.demo import DEMO_PREFIX, demo_file, demo_head, is_demo_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,8 @@ def resolve_model(name: str, cache_dir: str | None = None, *, trust_remote_code:
     Raises:
         ModelNotFoundError: nothing is there under this name; the message says where was looked and what to do.
     """
+    if name.startswith(DEMO_PREFIX) and is_demo_head(name):
+        return ResolvedModel(name, demo_head(name), "directory")
     if name.startswith(DEMO_PREFIX):
         return ResolvedModel(name, demo_file(name, cache_root(cache_dir)), "gguf")
     try:

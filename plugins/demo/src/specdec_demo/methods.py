@@ -6,17 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec.config import EngineConfig, SpeculativeConfig
-from specdec.errors import SpecdecError
+from specdec.errors import ModelNotFoundError, SpecdecError
 from specdec.registry import Registry
+from specdec.target.demo import DEMO_PREFIX, demo_head, is_demo_head
 
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
+SHOWN: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"prompt_lookup_min": 2, "prompt_lookup_max": 4},
+    "suffix": {},
+    "medusa": {},
+    "mlp_speculator": {},
+    "eagle": {},
+    "eagle3": {},
 }
-"""Options that suit the demonstration better than a method's defaults."""
+"""The methods that are shown, and options that suit the demonstration better than their defaults."""
 
 
 def installed_methods(config: EngineConfig, k: int) -> tuple[list[SpeculativeConfig], dict[str, str]]:
-    """The installed methods that need no checkpoint of their own.
+    """The installed methods of `SHOWN`; those that need a head get the one that was trained for the model.
 
     Args:
         config: of the demonstration's engine; its ``plugins`` section restricts what is used.
@@ -26,16 +32,33 @@ def installed_methods(config: EngineConfig, k: int) -> tuple[list[SpeculativeCon
         A configuration for each method, and why the others are left out, by name.
     """
     registry = Registry(config.plugins)
+    installed = {entry.name for entry in registry.entries() if entry.kind == "proposer"}
     usable: list[SpeculativeConfig] = []
     left_out: dict[str, str] = {}
-    for entry in registry.entries():
-        if entry.kind != "proposer" or entry.name is None:
-            continue
-        options = dict(SETTINGS.get(entry.name, {}))
+    for name in (name for name in SHOWN if name in installed):
+        head = head_for(config.model, name)
+        needed = {} if head is None else {"model": head}
         try:
-            registry.plugin_config("proposer", entry.name, options)
+            registry.plugin_config("proposer", name, {**SHOWN[name], **needed})
         except SpecdecError as error:
-            left_out[entry.name] = str(error)
+            left_out[name] = str(error)
         else:
-            usable.append(SpeculativeConfig(method=entry.name, num_speculative_tokens=k, options=options))
+            usable.append(
+                SpeculativeConfig(method=name, model=head, num_speculative_tokens=k, options=dict(SHOWN[name]))
+            )
     return usable, left_out
+
+
+def head_for(model: str, method: str) -> str | None:
+    """The name of the head that this package holds for a model and a method, if it does."""
+    name = f"{model}-{method}"
+    return name if name.startswith(DEMO_PREFIX) and is_demo_head(name) and is_here(name) else None
+
+
+def is_here(name: str) -> bool:
+    """Whether a demonstration head is part of this installation."""
+    try:
+        demo_head(name)
+    except ModelNotFoundError:
+        return False
+    return True

@@ -22,6 +22,7 @@ def engine_context(**overrides: Any) -> EngineContext:
         "hidden_size": 32,
         "num_layers": 2,
         "max_position_embeddings": 128,
+        "eos_token_ids": (),
     }
     info |= {name: overrides.pop(name) for name in list(overrides) if name in info}
     fields: dict[str, Any] = {

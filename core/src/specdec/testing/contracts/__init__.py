@@ -13,12 +13,39 @@ A proposer's ``tests/test_contract.py`` is all of this::
 
 import pytest
 
-for _name in ("base", "proposer", "verifier", "attention"):
+_MODULES = (
+    "attention",
+    "base",
+    "grammar",
+    "head",
+    "logits_processor",
+    "proposer",
+    "sampling_backend",
+    "stat_logger",
+    "verifier",
+)
+for _name in _MODULES:
     pytest.register_assert_rewrite(f"{__name__}.{_name}")
 
 from specdec.testing.contracts.attention import AttentionBackendContract  # noqa: E402
 from specdec.testing.contracts.base import PluginContract  # noqa: E402
+from specdec.testing.contracts.grammar import GrammarBackendContract  # noqa: E402
+from specdec.testing.contracts.head import DraftHeadContract  # noqa: E402
+from specdec.testing.contracts.logits_processor import LogitsProcessorContract  # noqa: E402
 from specdec.testing.contracts.proposer import ProposerContract, check_draft  # noqa: E402
+from specdec.testing.contracts.sampling_backend import SamplingBackendContract  # noqa: E402
+from specdec.testing.contracts.stat_logger import StatLoggerContract  # noqa: E402
 from specdec.testing.contracts.verifier import VerifierContract  # noqa: E402
 
-__all__ = ["AttentionBackendContract", "PluginContract", "ProposerContract", "VerifierContract", "check_draft"]
+__all__ = [
+    "AttentionBackendContract",
+    "DraftHeadContract",
+    "GrammarBackendContract",
+    "LogitsProcessorContract",
+    "PluginContract",
+    "ProposerContract",
+    "SamplingBackendContract",
+    "StatLoggerContract",
+    "VerifierContract",
+    "check_draft",
+]

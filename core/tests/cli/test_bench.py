@@ -149,3 +149,14 @@ def test_nothing_drafted_is_not_a_division_by_zero():
     assert numbers["ratio_of_medians"] == 0.0
     assert numbers["acceptance_length"] == 1.0
     json.dumps(numbers, allow_nan=False)
+
+
+def test_the_time_to_the_first_token_does_not_count_as_decoding(fake_engine):
+    from specdec.sampling.params import SamplingParams
+
+    (variant,) = measuring.variants_of(from_kwargs("m"), [])
+    measuring.measure([variant], read_set("mt_bench")[:2], SamplingParams(), rounds=1, batch_size=2)
+    (run,) = variant.runs
+    slower = measuring.Run(round=0, seconds=9.0, num_tokens=20, stats=run.stats, num_decoded=18, decode_seconds=6.0)
+    assert run.num_decoded == run.num_tokens - 2
+    assert slower.decode_rate == 3.0

@@ -208,6 +208,8 @@ def rows(summaries: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     return [
         line("tokens/s (median of rounds)", "tokens_per_second", ".1f"),
         line("ratio of medians", "ratio_of_medians", ".2f"),
+        line("tokens/s after the first token", "decode_tokens_per_second", ".1f"),
+        line("ratio of medians", "decode_ratio_of_medians", ".2f"),
         line("acceptance length", "acceptance_length", ".2f"),
         ("accepted per draft position", per_position),
         line("target ms/step", "target_ms_per_step", ".2f"),

@@ -21,6 +21,7 @@ from specdec.metrics import EngineStats
 if TYPE_CHECKING:
     from specdec.cli.prompts import Prompt
     from specdec.config import EngineConfig, SpeculativeConfig
+    from specdec.outputs import RequestOutput
     from specdec.sampling.params import SamplingParams
 
 
@@ -33,11 +34,20 @@ class Run:
     num_tokens: int
     stats: EngineStats
     """What the engine did in this turn."""
+    num_decoded: int = 0
+    """Output tokens without the first of each request."""
+    decode_seconds: float = 0.0
+    """Time between the first and the last token, summed over requests."""
 
     @property
     def tokens_per_second(self) -> float:
         """Output tokens over wall time, prefill included."""
         return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second of a request once its first token is there."""
+        return self.num_decoded / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
 
 @define
@@ -55,6 +65,11 @@ class Variant:
     def median_rate(self) -> float:
         """Median over the rounds of tokens per second."""
         return median(run.tokens_per_second for run in self.runs)
+
+    @property
+    def median_decode_rate(self) -> float:
+        """Median over the rounds of a request's tokens per second after its first token."""
+        return median(run.decode_rate for run in self.runs)
 
     @property
     def stats(self) -> EngineStats:
@@ -142,11 +157,20 @@ def _turn(
             seconds=seconds,
             num_tokens=sum(map(len, token_ids)),
             stats=engine.stats().since(before),
+            num_decoded=sum(max(len(ids) - 1, 0) for ids in token_ids),
+            decode_seconds=sum(map(_decode_seconds, outputs)),
         )
     )
     if number == 0:
         variant.token_ids = token_ids
         variant.texts = [output.outputs[0].text for output in outputs]
+
+
+def _decode_seconds(output: RequestOutput) -> float:
+    timings = output.timings
+    if timings is None or timings.total is None or timings.first_token is None:
+        return 0.0
+    return timings.total - timings.first_token
 
 
 def share_identical(variant: Variant, other: Variant) -> float:
@@ -171,7 +195,9 @@ def summary(variant: Variant, plain: Variant) -> dict[str, Any]:
         "name": variant.name,
         "tokens_per_second": variant.median_rate,
         "tokens_per_second_per_round": [run.tokens_per_second for run in variant.runs],
-        "ratio_of_medians": variant.median_rate / plain.median_rate if plain.median_rate else 0.0,
+        "ratio_of_medians": _ratio(variant.median_rate, plain.median_rate),
+        "decode_tokens_per_second": variant.median_decode_rate,
+        "decode_ratio_of_medians": _ratio(variant.median_decode_rate, plain.median_decode_rate),
         "acceptance_length": stats.mean_acceptance_length,
         "acceptance_rate": stats.acceptance_rate,
         "acceptance_rate_per_pos": list(stats.acceptance_rate_per_pos),
@@ -183,6 +209,10 @@ def summary(variant: Variant, plain: Variant) -> dict[str, Any]:
         "num_output_tokens": sum(run.num_tokens for run in variant.runs),
         "stats": stats.as_dict(),
     }
+
+
+def _ratio(rate: float, other: float) -> float:
+    return rate / other if other else 0.0
 
 
 def progress(rounds: int, variants: Sequence[Variant], num_prompts: int, *, show: bool) -> _Progress:

@@ -7,7 +7,12 @@ import pytest
 
 pytest.importorskip("specdec_ngram")
 
-NGRAM = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 1}', "--speculative.speculation", "always"]
+NGRAM = [
+    "--speculative-config",
+    '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 1}',
+    "--speculative.speculation",
+    "always",
+]
 FAST = ["--dtype", "float32", "--kv-cache-memory", "8MiB", "--num-threads", "1"]
 
 

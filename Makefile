@@ -11,6 +11,8 @@ STAMP  := $(VENV)/.installed
 PROJECTS := $(wildcard core/pyproject.toml builtin_proposers/*/pyproject.toml builtin_heads/*/pyproject.toml plugins/*/pyproject.toml)
 MEMBERS  := $(patsubst %/pyproject.toml,%,$(PROJECTS))
 comma    := ,
+# The scripts that write pages of docs/reference from the code.
+GENERATORS := $(wildcard scripts/gen_*_docs.py)
 SOURCES  := $(wildcard $(addsuffix /src,$(MEMBERS)))
 
 .DEFAULT_GOAL := help
@@ -45,15 +47,16 @@ lint: $(STAMP)  ## ruff, mypy, and whether generated files and metadata are curr
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/python scripts/check_packages.py --check
-	$(BIN)/python scripts/gen_hook_docs.py --check
+	for script in $(GENERATORS); do $(BIN)/python $$script --check || exit 1; done
 
 format: $(STAMP)  ## let ruff rewrite the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)  ## write the generated pages and the copies that the packages need
+docs: $(STAMP)  ## write the generated pages and the copies that the packages need, and build the site into site/
 	$(BIN)/python scripts/check_packages.py
-	$(BIN)/python scripts/gen_hook_docs.py
+	for script in $(GENERATORS); do $(BIN)/python $$script || exit 1; done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)  ## measure the demonstration model with and without speculation
 	$(BIN)/specdec bench demo:smollm2 --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}'
@@ -63,5 +66,5 @@ wheels: $(STAMP)  ## build a wheel of every package into wheels/
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir wheels $(addprefix ./,$(MEMBERS))
 
 clean:  ## remove the environment, wheels and caches
-	rm -rf $(VENV) wheels .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) wheels site .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

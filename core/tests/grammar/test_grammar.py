@@ -213,13 +213,11 @@ def test_threads_share_the_work() -> None:
     backend.seconds = 0.1
     found = GrammarService(lambda: (backend, "x"))
     threads = [threading.Thread(target=found.compile, args=[regex(text)]) for text in "aaabbb"]
-    begin = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(backend.compiled) == ["a", "b"]
-    assert time.monotonic() - begin < 5
 
 
 def test_the_cache_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,15 +141,15 @@ def test_differences_between_two_moments():
 
 
 def test_adding_a_step_is_cheap():
-    """Under 10 microseconds a step; the best of several runs, because the machine may be busy."""
+    """Under 10 microseconds of this thread's time a step; the best of several runs, since caches may be cold."""
     step = make_step((64, 60, 50, 40, 30), (50, 40, 30, 20, 10))
     best = math.inf
     for _ in range(20):
         total = StatsAccumulator()
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for _ in range(200):
             total.add(step)
-        best = min(best, (time.perf_counter() - begin) / 200)
+        best = min(best, (time.thread_time() - begin) / 200)
     assert best < 10e-6
 
 

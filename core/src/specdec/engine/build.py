@@ -130,9 +130,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
             num_lookahead_slots=needs.lookahead_slots,
         ),
         verification=Verification(pipeline, verifier, target.device),
-        committer=Committer(
-            kv_cache, LogprobsComputer(config.logprobs_mode, target.tokenizer), cache, pipeline.faults
-        ),
+        committer=Committer(kv_cache, LogprobsComputer(config.logprobs_mode, target.tokenizer), cache, pipeline.faults),
         constraints=constraints,
         drafting=None
         if proposer is None

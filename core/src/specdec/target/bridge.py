@@ -56,7 +56,7 @@ class AttentionContext(Protocol):
 
 @frozen
 class QueryScale:
-    """Scaling of queries by position: ``log1p(floor((position + offset) / floor_scale)) * attn_scale + 1`` (Llama 4)."""
+    """Scaling of queries by position: ``log1p(floor((position + offset) / floor_scale)) * attn_scale + 1``."""
 
     floor_scale: float
     attn_scale: float

@@ -24,7 +24,7 @@ from specdec.testing import (
     tiny_model,
     use_proposer,
 )
-from specdec.types import Draft, DraftOutcome, Needs, ProposalInput, RequestInfo
+from specdec.types import Draft, DraftOutcome, Needs, ProposalInput, ProposerCapabilities, RequestInfo
 from specdec_composite.composite import CompositeProposer
 from specdec_composite.config import CompositeConfig
 from specdec_composite.member import Member
@@ -99,6 +99,17 @@ class _Fixed(Proposer):
         self.outcomes.append(outcome)
 
 
+class _Drawn(_Fixed):
+    """Says that its tokens were drawn from a law."""
+
+    capabilities = ProposerCapabilities(draft_probs=True)
+
+    def propose(self, batch: ProposalInput) -> Draft:
+        draft = super().propose(batch)
+        law = torch.full((len(draft.token_ids), VOCAB), 1 / VOCAB)
+        return Draft(token_ids=draft.token_ids, num_draft_tokens=draft.num_draft_tokens, draft_probs=law)
+
+
 def test_the_first_draft_that_is_not_empty_wins() -> None:
     first, second = _Fixed(1, trigger=50), _Fixed(2)
     draft = _composite(first, second).propose(_batch([50], [51], [50]))
@@ -115,6 +126,13 @@ def test_the_most_promising_draft_wins() -> None:
             DraftOutcome(request_ids=("x",), num_draft_tokens=np.array([2]), num_accepted_tokens=np.array([0]))
         )
     assert composite.propose(_batch([50])).token_ids.tolist() == [1]
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_drawn_tokens_are_not_preferred_for_the_length_of_their_draft(length: int) -> None:
+    """Where a drawn draft ends may depend on its tokens, which would then no longer have the law they came with."""
+    composite = _composite(_Fixed(1, length=2), _Drawn(2, length=length), choose="best")
+    assert composite.propose(_batch([50])).token_ids.tolist() == [2] * length
 
 
 def test_a_request_chooses_its_member() -> None:
@@ -149,13 +167,7 @@ def test_members_hear_of_their_own_drafts() -> None:
 
 
 def test_a_draft_with_laws_beside_one_without() -> None:
-    class Sampled(_Fixed):
-        def propose(self, batch: ProposalInput) -> Draft:
-            draft = super().propose(batch)
-            law = torch.full((len(draft.token_ids), VOCAB), 1 / VOCAB)
-            return Draft(token_ids=draft.token_ids, num_draft_tokens=draft.num_draft_tokens, draft_probs=law)
-
-    draft = _composite(_Fixed(1, trigger=50), Sampled(2)).propose(_batch([50], [51]))
+    draft = _composite(_Fixed(1, trigger=50), _Drawn(2)).propose(_batch([50], [51]))
     assert draft.draft_probs is not None
     assert draft.draft_probs.shape == (4, VOCAB)
     assert draft.draft_probs[0].argmax() == 1

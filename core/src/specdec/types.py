@@ -41,7 +41,10 @@ class Draft:
     """int32 [N] for trees: index of the parent among the request's own nodes, -1 for the last committed token;
     parents come before children. None for chains."""
     draft_probs: Tensor | None = None
-    """float32 [N, V]: the law each token was really drawn from, or None when the choice was deterministic."""
+    """float32 [N, V]: the law each token was really drawn from, or None when the choice was deterministic.
+
+    Where a draft ends may depend on the tokens before, never on the last one or on what would have followed: a draft
+    that is kept for its tokens, cut for them or preferred to another one for them was not drawn from these laws."""
     confidence: Tensor | None = None
     """float32 [N]: the proposer's own estimate of acceptance, or None."""
 

@@ -83,8 +83,9 @@ class CompositeProposer(Proposer):
                 continue
             promise = member.expected_tokens()
             for i, draft in zip(chosen, found, strict=True):
-                if len(draft) and promise[_depth(draft)] > expected[i]:
-                    drafts[i], expected[i] = draft, promise[_depth(draft)]
+                limit = min(int(batch.max_draft_tokens[i]), member.max_draft_tokens)
+                if len(draft) and promise[_judged_length(draft, limit)] > expected[i]:
+                    drafts[i], expected[i] = draft, promise[_judged_length(draft, limit)]
                     self._served[batch.request_ids[i]] = member
         return self._packed(drafts)
 
@@ -162,6 +163,15 @@ class CompositeProposer(Proposer):
                 ids = torch.tensor(draft.token_ids, device=device)
                 rows.append(torch.nn.functional.one_hot(ids, self._vocab_size).float())
         return torch.cat(rows)
+
+
+def _judged_length(draft: RequestDraft, limit: int) -> int:
+    """What a draft is preferred by: its depth, or ``limit`` where the tokens were drawn from the laws it comes with.
+
+    Where drawn drafts end may depend on their tokens. Preferring the long ones would be preferring some tokens, and
+    those that are left would no longer have the law that verifiers are told.
+    """
+    return _depth(draft) if draft.probs is None else limit
 
 
 def _depth(draft: RequestDraft) -> int:

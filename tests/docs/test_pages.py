@@ -71,10 +71,12 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert commands[:2] == ["make demo", "make test"]
 
 
-def test_changelog_fragments_have_an_issue_a_type_and_a_package() -> None:
+def test_changelog_fragments_have_an_issue_a_type_and_packages() -> None:
+    members = {path.parent.name for pattern in ("core", "*/*") for path in ROOT.glob(f"{pattern}/pyproject.toml")}
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     types = "|".join(kind["directory"] for kind in settings["tool"]["towncrier"]["type"])
     fragments = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
     for path in fragments:
         assert re.fullmatch(rf"\d+\.({types})(\.\d+)?\.md", path.name), path.name
-        assert re.match(r"[a-z_]+: ", path.read_text(encoding="utf-8")), f"{path.name} does not begin with the package"
+        packages = path.read_text(encoding="utf-8").partition(": ")[0].split(", ")
+        assert set(packages) <= members, f"{path.name} does not begin with the folders of its packages"

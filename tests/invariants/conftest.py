@@ -14,7 +14,6 @@ from specdec.testing import tiny_model, use_proposer
 from tests.invariants.kit import (
     MAX_LEN,
     METHODS,
-    OBJECTS,
     VOCAB,
     Baseline,
     Runs,
@@ -106,11 +105,11 @@ def runs(baseline: Baseline) -> Runs:
     return made
 
 
-@pytest.fixture(params=[*OBJECTS, *METHODS])
+@pytest.fixture
 def speculation(
     request: pytest.FixtureRequest, model: str, other_model: str, runs: Runs
 ) -> Callable[[int], dict[str, Any]]:
-    """Settings of an engine that speculates, for each oracle and each installed method."""
+    """Settings of an engine that speculates with the oracle or method of that name; see `speculating`."""
     name: str = request.param
 
     def settings(k: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from specdec import LLM, RequestOutput
@@ -113,6 +114,22 @@ def method_settings(name: str, k: int, target: str, other: str) -> dict[str, Any
 
 
 METHODS = methods()
+ESSENTIAL = ("oracle_1", "random", "gappy", *METHODS)
+"""Accepted and rejected tokens in every draft, short drafts and none, and every installed method."""
+
+
+def speculating(*by_default: str) -> pytest.MarkDecorator:
+    """Run a test with each oracle and each installed method; those not named are slow tests."""
+    names = [*OBJECTS, *METHODS]
+    each = [name if name in by_default else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return pytest.mark.parametrize("speculation", each, indirect=True)
+
+
+def first_of(*values: Any) -> list[Any]:
+    """Values of a parameter; all but the first are slow tests."""
+    return [values[0], *(pytest.param(value, marks=pytest.mark.slow) for value in values[1:])]
+
+
 BACKENDS = [name for name in installed("attention_backend") if serves_this_machine(name)]
 
 

@@ -10,14 +10,19 @@ from specdec import SamplingParams
 from specdec.testing import SelfProposer, WrongProposer
 from tests.invariants.kit import (
     BACKENDS,
+    ESSENTIAL,
+    METHODS,
+    OBJECTS,
     PROMPTS,
     Baseline,
     Runs,
     Speculation,
     Start,
+    first_of,
     kv_bytes_per_token,
     oracle,
     reasons,
+    speculating,
     tokens,
 )
 
@@ -28,7 +33,8 @@ def seeded(**rest: Any) -> list[SamplingParams]:
     return [SamplingParams(temperature=1.0, seed=100 + i, max_tokens=40, **rest) for i in range(len(PROMPTS))]
 
 
-@pytest.mark.parametrize("k", [1, 4])
+@speculating(*OBJECTS, *METHODS)
+@pytest.mark.parametrize("k", first_of(4, 1))
 def test_greedy_equals_plain(start: Start, baseline: Baseline, speculation: Speculation, k: int) -> None:
     """I1 and I4, alone and in a batch."""
     engine = start(**speculation(k))
@@ -37,6 +43,7 @@ def test_greedy_equals_plain(start: Start, baseline: Baseline, speculation: Spec
     assert tokens(alone) == tokens(baseline(PROMPTS[1:2], GREEDY))
 
 
+@speculating(*OBJECTS, *METHODS)
 @pytest.mark.parametrize("k", [3])
 def test_sampled_equals_plain_for_the_same_seed(
     start: Start, baseline: Baseline, speculation: Speculation, k: int
@@ -47,21 +54,23 @@ def test_sampled_equals_plain_for_the_same_seed(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("block_size", first_of(4, 1, 16))
 def test_backends_and_block_sizes(start: Start, baseline: Baseline, runs: Runs, backend: str, block_size: int) -> None:
     engine = start(oracle(runs, 2), attention_backend=backend, block_size=block_size)
     assert tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(baseline(PROMPTS, GREEDY))
     assert tokens(engine.generate(PROMPTS, seeded(), use_tqdm=False)) == tokens(baseline(PROMPTS, seeded()))
 
 
-@pytest.mark.parametrize("budget", [3, 8, 32])
+@speculating(*ESSENTIAL)
+@pytest.mark.parametrize("budget", first_of(8, 3, 32))
 def test_chunked_prefill(start: Start, baseline: Baseline, speculation: Speculation, budget: int) -> None:
     """Budgets so small that prompts come in chunks and requests are skipped in some steps."""
     engine = start(**speculation(4), max_num_batched_tokens=budget)
     assert tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(baseline(PROMPTS, GREEDY))
 
 
-@pytest.mark.parametrize("blocks", [16, 22])
+@speculating(*ESSENTIAL)
+@pytest.mark.parametrize("blocks", first_of(16, 22))
 def test_preemption(start: Start, baseline: Baseline, speculation: Speculation, blocks: int) -> None:
     """A pool for few of the requests: preempted ones start over and say the same."""
     memory = blocks * 8 * kv_bytes_per_token(start(**speculation(4)))
@@ -72,6 +81,7 @@ def test_preemption(start: Start, baseline: Baseline, speculation: Speculation, 
     assert engine.stats().num_preemptions > 0
 
 
+@speculating(*ESSENTIAL)
 def test_prefix_cache(start: Start, baseline: Baseline, speculation: Speculation) -> None:
     """A second round finds its prompts in the cache and says the same."""
     engine = start(**speculation(4))
@@ -83,6 +93,7 @@ def test_prefix_cache(start: Start, baseline: Baseline, speculation: Speculation
     assert tokens(without.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(first)
 
 
+@speculating(*ESSENTIAL)
 def test_penalties_and_filters(start: Start, baseline: Baseline, speculation: Speculation) -> None:
     """Options that look at drafted tokens bite the same way (known bugs 14, 16, 17)."""
     options: list[dict[str, Any]] = [

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specdec import SamplingParams
-from tests.invariants.kit import PROMPTS, Baseline, Runs, Speculation, Start, oracle
+from tests.invariants.kit import PROMPTS, Baseline, Runs, Speculation, Start, oracle, speculating
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +20,7 @@ def log_softmax(reference: torch.nn.Module, ids: list[int]) -> torch.Tensor:
         return reference(torch.tensor([ids])).logits[0].log_softmax(-1)
 
 
+@speculating("oracle_1", "random", "ngram", "eagle3")
 def test_output_logprobs_are_the_targets(start: Start, speculation: Speculation, reference: torch.nn.Module) -> None:
     engine = start(**speculation(4))
     for params in (
@@ -74,6 +75,7 @@ def test_prompt_logprobs(start: Start, reference: torch.nn.Module, runs: Runs, b
             assert entry[prompt[i]].logprob == pytest.approx(expected[i - 1, prompt[i]].item(), abs=1e-4)
 
 
+@speculating("oracle_1", "random", "ngram", "eagle3")
 def test_first_request_with_logprobs(start: Start, speculation: Speculation, baseline: Baseline) -> None:
     """Known bug 32: the first thing an engine is asked."""
     params = SamplingParams(temperature=0, max_tokens=16, logprobs=1, prompt_logprobs=1)

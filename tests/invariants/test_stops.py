@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdec import SamplingParams
-from tests.invariants.kit import PROMPTS, Baseline, Runs, Speculation, Start, oracle, reasons, tokens
+from tests.invariants.kit import PROMPTS, Baseline, Runs, Speculation, Start, oracle, reasons, speculating, tokens
 
 PROMPT = PROMPTS[4]
 
@@ -68,6 +68,7 @@ def test_min_tokens_inside_a_run(start: Start, baseline: Baseline, runs: Runs, e
     assert emitted[2] not in tokens(output)[0][:8]
 
 
+@speculating("oracle_1", "random", "ngram", "eagle3")
 def test_stop_strings(start: Start, baseline: Baseline, speculation: Speculation) -> None:
     """Known bugs 23 and 26: text, ids and log-probabilities end together, at the token that completes the string."""
     engine = start(**speculation(4))

@@ -131,7 +131,7 @@ def test_follows_a_text_that_changes(batch: int) -> None:
     control = adaptive()
     assert np.mean(run(world, control, batch, K, 300)[-50:]) > 3
     world.accept = lambda now, request: 0.02
-    assert np.mean(run(world, control, batch, K, 300)[-50:]) < 0.5
+    assert np.mean(run(world, control, batch, K, 400)[-50:]) < 0.5
     world.accept = lambda now, request: 0.9
     assert np.mean(run(world, control, batch, K, 600)[-50:]) > 3
 

@@ -16,12 +16,11 @@ import pytest
 BODY = {"prompt": "the quick brown fox jumps over", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
 
 
-def request_bytes(path: str, body: dict[str, Any]) -> bytes:
+def request_bytes(path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> bytes:
     content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    return head.encode() + content
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(content)}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join([*lines, "", ""]).encode() + content
 
 
 async def _come_and_go(port: int, count: int, seed: int) -> None:

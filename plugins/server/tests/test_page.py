@@ -13,6 +13,7 @@ import pytest
 from specdec_server.api.requests import ChatCompletionRequest
 from specdec_server.page.routes import FILES
 
+EOS_ID = 1
 STATIC = resources.files("specdec_server.page") / "static"
 
 
@@ -70,3 +71,12 @@ def test_a_streams_bytes_and_origins_are_its_text(client):
     assert all(origin in (-3, -2, -1, 0, 1, 2, 3) for origin in origins)
     for before, after in pairwise(origins):  # a draft's positions come in order
         assert after < 0 or after == (before + 1 if before >= 0 else 0)
+
+
+def test_a_special_token_has_bytes_only_when_the_text_has_it(client):
+    body = {"prompt": "the quick", "temperature": 0, "max_tokens": 2, "return_token_bytes": True}
+    body |= {"allowed_token_ids": [EOS_ID], "ignore_eos": True}
+    choice = client.post("/v1/completions", json=body).json()["choices"][0]
+    assert (choice["text"], choice["token_bytes"]) == ("", [[], []])
+    choice = client.post("/v1/completions", json={**body, "skip_special_tokens": False}).json()["choices"][0]
+    assert bytes(byte for token in choice["token_bytes"] for byte in token).decode() == choice["text"] != ""

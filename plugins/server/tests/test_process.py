@@ -124,6 +124,15 @@ def test_bench_serve_measures_it(process, tmp_path, capsys):
     assert "Is the server running?" in capsys.readouterr().err
 
 
+def test_the_list_of_commands_names_it_as_it_is_typed(capsys):
+    from specdec.cli.main import main
+
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "    bench serve " in shown
+    assert "bench.serve" not in shown
+
+
 def test_sigterm_finishes_what_runs_and_refuses_what_is_new(settings):
     server = Process("--config", str(settings), *OPTIONS)
     server.wait_ready()

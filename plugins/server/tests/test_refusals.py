@@ -36,6 +36,10 @@ def refused(client: httpx.Client, path: str, status: int, **body: Any) -> dict[s
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": [5, 99999]}, "outside the vocabulary"),
         ({"prompt": [1] * 600}, "the prompt has 600 tokens"),
+        (
+            {"prompt": "a " * 2_000_000},
+            "the prompt has 4000000 characters, more than max_model_len 512 tokens can hold",
+        ),
         ({"prompt": "x", "n": 0}, "n is 0"),
         ({"prompt": "x", "n": 500, "temperature": 1}, "server.max_choices"),
         ({"prompt": "x", "logprobs": 21}, "server.max_logprobs"),
@@ -67,6 +71,16 @@ def test_the_field_is_named_for_programs(client):
         ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "top_logprobs needs logprobs"),
         ({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}, "tool_choice needs tools"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "x"}]}, "tools[0] must be a function"),
+        ({"messages": [{"role": "user", "content": "x" * 100_000}] * 3}, "the prompt has 300000 characters"),
+        (
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+                "tool_choice": "required",
+                "structured_outputs": {"choice": ["a"]},
+            },
+            "structured_outputs and tool_choice both constrain",
+        ),
         (
             {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"tokenize": True}},
             "cannot set tokenize",

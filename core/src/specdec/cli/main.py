@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": "specdec.cli.doctor",
     "config": "specdec.cli.config",
     "plugins": "specdec.cli.plugins",
+    "new-plugin": "specdec.cli.new_plugin",
 }
 """The built-in subcommands and the modules whose ``add_parser`` adds them."""
 
@@ -158,7 +159,7 @@ def add_from_plugin(commands: argparse._SubParsersAction[Any], command: str) -> 
     if command in installed:
         registry.add_command(command, commands)
         return
-    known = [*COMMANDS, *installed]
+    known = [*COMMANDS, *(name.replace(".", " ") for name in installed)]
     near = closest(command, known)
     hint = f"Did you mean {near!r}?" if near else f"Commands: {', '.join(known)}."
     raise UsageError(f"unknown command {command!r}. {hint}{_installable(command)} See: specdec --help")

@@ -73,7 +73,7 @@ def add_command(
 
     Args:
         commands: the object that ``add_subparsers`` returned.
-        name: what the user types.
+        name: what the user types; a point stands between the words of a command of two, such as ``bench.serve``.
         summary: one line for the list of commands.
         description: what it does.
         examples: command lines with a line of explanation each, shown at the end of the help.
@@ -81,4 +81,5 @@ def add_command(
     """
     epilog = f"examples:\n{examples.rstrip()}" if examples else None
     parser: Parser = commands.add_parser(name, help=summary, description=description, epilog=epilog, usage=usage)
+    commands._get_subactions()[-1].metavar = name.replace(".", " ")  # how a command of two words is listed
     return parser

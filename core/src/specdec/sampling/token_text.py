@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -53,6 +53,11 @@ class TokenBytes:
         if found is None:
             found = self._known[token_id] = self._read(token_id)
         return found
+
+    @cached_property
+    def longest(self) -> int:
+        """No token has more bytes than this, so that a text of N bytes has at least N / longest tokens."""
+        return max(len(token.encode()) for token in self._backend.get_vocab())
 
     def is_special(self, token_id: int) -> bool:
         """Whether ``skip_special_tokens`` leaves the token out."""

@@ -68,7 +68,7 @@ def watch(url: str, interval: float, *, once: bool) -> int:
             try:
                 now, at = read(url), time.monotonic()
             except UnreachableError as error:
-                live.update(str(error), refresh=True)
+                live.update(Group(_title(url), "", harmless(str(error))), refresh=True)
                 continue
             live.update(view(url, before, now, at - began), refresh=True)
             before, began = now, at
@@ -89,7 +89,11 @@ def view(url: str, before: Snapshot, now: Snapshot, seconds: float) -> Renderabl
         table.add_row(f"[bold]{label}[/bold]", harmless(text))
     info = now.labels("speculation_info")
     model = info[0].get("model_name", "") if info else ""
-    return Group(f"[bold]specdec[/bold] {harmless(url)}  {harmless(model)}", "", table)
+    return Group(_title(url, model), "", table)
+
+
+def _title(url: str, model: str = "") -> str:
+    return f"[bold]specdec[/bold] {harmless(url)}  {harmless(model)}".rstrip()
 
 
 def rows(now: Snapshot, recent: Snapshot, seconds: float) -> list[tuple[str, str]]:

@@ -143,7 +143,9 @@ class Answer:
         if self.body.return_token_origins:
             extras["token_origins"] = choice.token_origins
         if self.body.return_token_bytes:
-            extras["token_bytes"] = formats.bytes_of(choice.token_ids, self.service.llm.get_tokenizer())
+            skip_special = self.body.skip_special_tokens is not False
+            tokenizer = self.service.llm.get_tokenizer()
+            extras["token_bytes"] = formats.bytes_of(choice.token_ids, tokenizer, skip_special=skip_special)
         return extras
 
     async def chunks(self, outputs: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[bytes]:

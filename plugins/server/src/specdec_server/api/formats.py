@@ -105,14 +105,21 @@ def completion_logprobs(
     return result
 
 
-def bytes_of(token_ids: Sequence[int], tokenizer: Any) -> list[list[int]]:
-    """The bytes of each token; empty without a tokenizer."""
+def bytes_of(token_ids: Sequence[int], tokenizer: Any, *, skip_special: bool) -> list[list[int]]:
+    """The bytes that each token adds to the text; none for all tokens without a tokenizer.
+
+    Args:
+        token_ids: the tokens.
+        tokenizer: the model's, or None.
+        skip_special: whether special tokens are left out of the text, and have no bytes then.
+    """
     if tokenizer is None:
         return [[] for _ in token_ids]
     table = token_bytes(tokenizer)
     if table is None:
-        return [list(tokenizer.decode([token_id]).encode("utf-8", "replace")) for token_id in token_ids]
-    return [list(table.of(token_id)) for token_id in token_ids]
+        texts = [tokenizer.decode([token_id], skip_special_tokens=skip_special) for token_id in token_ids]
+        return [list(text.encode("utf-8", "replace")) for text in texts]
+    return [[] if skip_special and table.is_special(token_id) else list(table.of(token_id)) for token_id in token_ids]
 
 
 def prompt_logprobs(output: RequestOutput) -> list[dict[str, Any] | None]:

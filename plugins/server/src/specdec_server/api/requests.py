@@ -94,7 +94,8 @@ class SamplingFields(Accepted):
     """Add for each token the draft position it was accepted from; where the model chose it itself -1 (no draft), -2
     (recovered) or -3 (bonus)."""
     return_token_bytes: bool | None = None
-    """Add the bytes of each token, as numbers; a character may be spread over several tokens."""
+    """Add the bytes that each token adds to the text, as numbers; a character may be spread over several tokens, and a
+    special token that the text leaves out has none."""
 
 
 class CompletionRequest(SamplingFields):

@@ -61,7 +61,10 @@ def sampling_params(
     for name, value in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs)):
         if value is not None and not 0 <= value <= max_logprobs:
             raise invalid(f"{name} is {value}; this server gives 0 to {max_logprobs} (server.max_logprobs)", name)
-    constraint = structured or structured_outputs(body)
+    if structured is not None and body.structured_outputs is not None:
+        raise invalid("structured_outputs and tool_choice both constrain the answer: send one", "structured_outputs")
+    own = structured_outputs(body)  # a response_format is about answers that are no calls
+    constraint = structured or own
     if constraint is not None:
         given["structured_outputs"] = constraint
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)

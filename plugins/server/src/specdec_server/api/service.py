@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field
 
 from specdec.config import parse_size
+from specdec.sampling.token_text import token_bytes
 from specdec_server import __version__
 from specdec_server.http.errors import APIError, invalid
 from specdec_server.metrics.http import HTTPMetrics
@@ -100,7 +101,21 @@ class Service:
         """Token ids of a prompt; text is tokenised off the event loop."""
         if isinstance(prompt, list):
             return prompt
+        self._check_length(len(prompt), "prompt")
         return await asyncio.to_thread(self.llm.tokenise, prompt)
+
+    def _check_length(self, num_characters: int, param: str) -> None:
+        """Refuse a text that cannot fit, however it is tokenised: tokenising megabytes takes seconds.
+
+        Raises:
+            APIError: it has more characters than the longest tokens could cover.
+        """
+        tokenizer = self.llm.get_tokenizer()
+        table = None if tokenizer is None else token_bytes(tokenizer)
+        limit = self.llm.max_model_len
+        if table is not None and num_characters > limit * table.longest:
+            message = f"the prompt has {num_characters} characters, more than max_model_len {limit} tokens can hold"
+            raise invalid(message, param)
 
     async def tokenise_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
         """Token ids of a conversation, off the event loop."""
@@ -111,6 +126,7 @@ class Service:
         wrong = sorted(reserved.intersection(variables))
         if wrong:
             raise invalid(f"chat_template_kwargs cannot set {', '.join(wrong)}", "chat_template_kwargs")
+        self._check_length(sum(len(message["content"]) for message in messages), "messages")
         return await asyncio.to_thread(self.llm.tokenise_chat, messages, variables=variables, **options)
 
     async def outputs(self, ask: Ask) -> AsyncGenerator[RequestOutput]:

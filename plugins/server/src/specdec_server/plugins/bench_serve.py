@@ -23,7 +23,7 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
     parser = add_parser(
         cli,
         "bench.serve",
-        summary="measure a running server (typed as two words: bench serve)",
+        summary="measure a running server",
         description="Send prompts to a running server with OpenAI's API, this one or another; report throughput and\n"
         "latencies. Names of options and numbers are those of vLLM's benchmark.",
         examples=EXAMPLES,

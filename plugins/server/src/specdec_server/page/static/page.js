@@ -5,9 +5,20 @@
 const at = (id) => document.getElementById(id);
 const conversation = [];
 let running = null;
-let lastRun = null;
+let lastMessages = null;
+let speculates = true;
+
+function make(tag, className, text) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
 
 // --- the server ------------------------------------------------------------------------------------
+
+const GONE = "The server does not answer. Is it still running?";
+const CUT = "The connection to the server broke before the answer was complete.";
 
 function headers() {
   const key = at("key").value;
@@ -25,16 +36,45 @@ function body(messages, plain) {
   };
 }
 
+async function ask(path, options) {
+  let response;
+  try {
+    response = await fetch(path, { headers: headers(), ...options });
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new Error(GONE);
+  }
+  if (response.ok) return response;
+  let message = `the server answered with status ${response.status}`;
+  try {
+    message = (await response.json()).error.message;
+  } catch {
+    // something in between answered, and not in the API's form
+  }
+  const wait = response.headers.get("Retry-After");
+  const error = new Error(wait ? `${message} (try again in ${wait} s)` : message);
+  error.status = response.status;
+  throw error;
+}
+
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
+    let part;
+    try {
+      part = await reader.read();
+    } catch (error) {
+      throw error.name === "AbortError" ? error : new Error(CUT);
+    }
+    if (part.done) throw new Error(CUT);
+    const lines = (rest + part.value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
-      if (line.startsWith("data: {")) yield JSON.parse(line.slice(6));
+      if (line.startsWith("data: [DONE]")) return;
+      if (!line.startsWith("data: {")) continue;
+      const chunk = JSON.parse(line.slice(6));
+      if (chunk.error) throw new Error(chunk.error.message);
+      yield chunk;
     }
   }
 }
@@ -42,35 +82,34 @@ async function* events(response) {
 async function answer(messages, plain, signal, onTokens) {
   const before = await metrics();
   const began = performance.now();
-  const response = await fetch("v1/chat/completions", {
-    method: "POST", headers: headers(), body: JSON.stringify(body(messages, plain)), signal,
-  });
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  const result = { text: "", first: null, last: null, tokens: 0, origins: [], stats: null };
+  const response = await ask("v1/chat/completions", { method: "POST", body: JSON.stringify(body(messages, plain)), signal });
+  const result = { text: "", began, first: null, last: null, tokens: 0, firstTokens: 0, origins: [], stats: null, before };
   for await (const chunk of events(response)) {
-    if (chunk.error) throw new Error(chunk.error.message);
     for (const choice of chunk.choices) {
-      if (choice.token_origins && choice.token_origins.length) {
-        result.last = performance.now();
-        result.first ??= result.last;
-        result.tokens += choice.token_origins.length;
-        result.origins.push(...choice.token_origins);
-        onTokens?.(choice.token_bytes, choice.token_origins, result);
-      }
       result.text += choice.delta.content ?? "";
+      if (choice.token_origins && choice.token_origins.length) addTokens(result, choice, onTokens);
     }
     if (chunk.usage) result.tokens = chunk.usage.completion_tokens;
     if (chunk.spec_stats) result.stats = chunk.spec_stats;
   }
-  result.seconds = (performance.now() - began) / 1000;
-  result.wait = result.first === null ? null : (result.first - began) / 1000;
   result.stages = stages(before, await metrics());
   return result;
 }
 
+function addTokens(result, choice, onTokens) {
+  result.last = performance.now();
+  result.tokens += choice.token_origins.length;
+  if (result.first === null) {
+    result.first = result.last;
+    result.firstTokens = result.tokens;
+  }
+  result.origins.push(...choice.token_origins);
+  onTokens?.(choice.token_bytes, choice.token_origins, result);
+}
+
 async function metrics() {
   try {
-    const text = await (await fetch("metrics", { headers: headers() })).text();
+    const text = await (await ask("metrics")).text();
     const sums = {};
     for (const line of text.split("\n")) {
       const found = /^specdec:(step_seconds_total|steps_total)\{(.*)\} (\S+)$/.exec(line);
@@ -81,24 +120,57 @@ async function metrics() {
     }
     return sums;
   } catch {
-    return {};
+    return {}; // the numbers are left out; what matters fails with a message of its own
   }
 }
 
+const STAGES = ["propose", "target", "verify", "rest"];
+
 function stages(before, after) {
-  const steps = (after.steps ?? 0) - (before.steps ?? 0);
-  if (!steps) return null;
-  const names = ["propose", "target", "verify", "rest"];
-  return Object.fromEntries(names.map((name) => [name, (1000 * (after[name] - before[name])) / steps]));
+  const steps = after.steps - before.steps;
+  if (!(steps > 0)) return null;
+  return STAGES.map((name) => [name, (1000 * ((after[name] ?? 0) - (before[name] ?? 0))) / steps]);
+}
+
+// --- numbers ---------------------------------------------------------------------------------------
+
+const fixed = (value, digits, unit) => (value === null || value === undefined ? "–" : `${value.toFixed(digits)}${unit}`);
+
+// Tokens a second after the first ones arrived: what waits in the queue and the prompt's own work stay out.
+function rate(result) {
+  const seconds = (result.last - result.first) / 1000;
+  const tokens = result.tokens - result.firstTokens;
+  return tokens > 0 && seconds > 0 ? tokens / seconds : null;
+}
+
+function share(result) {
+  const accepted = result.origins.filter((origin) => origin >= 0).length;
+  return result.origins.length ? `${Math.round((100 * accepted) / result.origins.length)} %` : "–";
+}
+
+function facts(result) {
+  return `${result.tokens} tokens · ${fixed(rate(result), 1, "")} tokens/s · ${share(result)} from drafts`;
+}
+
+// Each draft ends with a token of the model's own, until the server's own count is there.
+const numDrafts = (result) => result.stats?.num_drafts ?? result.origins.filter((origin) => origin < -1).length;
+
+function acceptedPerPosition(result) {
+  if (result.stats) return result.stats.num_accepted_tokens_per_pos;
+  const counts = [];
+  for (const origin of result.origins) if (origin >= 0) counts[origin] = (counts[origin] ?? 0) + 1;
+  return Array.from(counts, (count) => count ?? 0);
 }
 
 // --- showing ---------------------------------------------------------------------------------------
 
+const MOST_COLOURS = 6;
+
 function kindOf(origin) {
-  if (origin >= 0) return [`o${Math.min(origin, 5)}`, `draft token accepted at position ${origin}`];
+  if (origin >= 0) return [`o${Math.min(origin, MOST_COLOURS - 1)}`, `draft token accepted at position ${origin}`];
   if (origin === -2) return ["recovered", "recovered: the model left the draft here"];
-  if (origin === -3) return ["bonus", "bonus: the model's own after a whole draft"];
-  return ["plain", "the model's own, without a draft"];
+  if (origin === -3) return ["bonus", "bonus: the model’s own after a whole draft"];
+  return ["own", "the model’s own, without a draft"];
 }
 
 function showTokens(element) {
@@ -107,174 +179,255 @@ function showTokens(element) {
     origins.forEach((origin, index) => {
       const piece = decoder.decode(Uint8Array.from(bytes[index]), { stream: true });
       if (!piece) return;
-      const token = document.createElement("span");
       const [name, title] = kindOf(origin);
-      token.className = `token ${name}`;
+      const token = make("span", `token ${name}`, piece);
       token.title = title;
-      token.textContent = piece;
       element.append(token);
     });
-    const box = at("messages");
-    if (box.scrollHeight - box.scrollTop - box.clientHeight < 200) box.scrollTop = box.scrollHeight;
   };
 }
 
+// On a wide screen the messages scroll, on a narrow one the whole page does.
+const scroller = () => (getComputedStyle(at("messages")).overflowY === "auto" ? at("messages") : document.scrollingElement);
+
+function isAtEnd() {
+  const box = scroller();
+  const below = box === at("messages") ? 0 : document.querySelector("aside").offsetHeight;
+  return box.scrollHeight - below - box.scrollTop - box.clientHeight < 120;
+}
+
+function toEnd() {
+  if (scroller() === at("messages")) at("messages").scrollTop = at("messages").scrollHeight;
+  else at("ask").scrollIntoView({ block: "end" });
+}
+
 function addMessage(role, text) {
-  const element = document.createElement("div");
-  element.className = `message ${role}`;
-  element.textContent = text;
-  at("messages").append(element);
-  element.scrollIntoView({ block: "end" });
-  return element;
+  at("welcome").hidden = true;
+  const message = make("article", `message ${role}`);
+  message.setAttribute("aria-label", role === "user" ? "You" : "Model");
+  message.append(make("div", "", text));
+  at("messages").append(message);
+  toEnd();
+  return message;
 }
 
 function list(id, rows) {
-  at(id).replaceChildren(...rows.flatMap(([label, value]) => {
-    const term = document.createElement("dt");
-    const text = document.createElement("dd");
-    term.textContent = label;
-    text.textContent = value;
-    return [term, text];
-  }));
+  at(id).replaceChildren(...rows.flatMap(([label, value]) => [make("dt", "", label), make("dd", "", value)]));
 }
 
-function rate(result) {
-  const seconds = (result.last - result.first) / 1000;
-  return result.tokens > 1 && seconds > 0 ? (result.tokens - 1) / seconds : null;
+function bar(label, part, text, fillName) {
+  const row = make("div", "bar");
+  const track = make("span", "track");
+  const fill = make("span", `fill ${fillName}`);
+  fill.style.width = `${100 * part}%`;
+  track.append(fill);
+  row.append(make("span", "", label), track, make("span", "", text));
+  return row;
 }
 
-const fixed = (value, digits, unit) => (value === null || value === undefined ? "–" : `${value.toFixed(digits)}${unit}`);
-
-function showLive(result) {
-  const accepted = result.origins.filter((origin) => origin >= 0).length;
+function showAnswer(result) {
   list("numbers", [
     ["tokens", String(result.tokens)],
     ["tokens/s", fixed(rate(result), 1, "")],
-    ["from drafts", result.tokens ? `${Math.round((100 * accepted) / result.tokens)} %` : "–"],
+    ["from drafts", share(result)],
     ["acceptance length", fixed(result.stats?.mean_acceptance_length, 2, "")],
-    ["first token", fixed(result.wait, 2, " s")],
+    ["first token after", fixed(result.first === null ? null : (result.first - result.began) / 1000, 2, " s")],
   ]);
-  const counts = [];
-  for (const origin of result.origins) if (origin >= 0) counts[origin] = (counts[origin] ?? 0) + 1;
-  const drafts = result.stats?.num_drafts ?? Math.max(0, ...result.origins.length ? [result.origins.filter((o) => o < -1).length] : []);
-  showBars(result.stats?.num_accepted_tokens_per_pos ?? counts, drafts);
+  showBars(acceptedPerPosition(result), numDrafts(result));
 }
 
 function showBars(counts, drafts) {
-  const rows = [...counts].map((count, position) => {
-    const share = drafts ? Math.min(1, (count ?? 0) / drafts) : 0;
-    const row = document.createElement("div");
-    row.className = "bar";
-    const label = document.createElement("span");
-    const meter = document.createElement("meter");
-    const text = document.createElement("span");
-    label.textContent = String(position);
-    meter.value = share;
-    meter.setAttribute("aria-label", `position ${position}`);
-    text.textContent = `${Math.round(100 * share)} %`;
-    row.append(label, meter, text);
-    return row;
-  });
-  at("bars").replaceChildren(...rows);
-  at("bars").setAttribute("aria-label", rows.length ? rows.map((row) => row.textContent).join(", ") : "no drafts yet");
+  const shares = drafts ? counts.map((count) => Math.min(1, count / drafts)) : [];
+  const percent = (part) => `${Math.round(100 * part)} %`;
+  const rows = shares.map((part, position) => bar(String(position), part, percent(part), kindOf(position)[0]));
+  at("bars").replaceChildren(...(rows.length ? rows : [make("p", "quiet", "no drafts yet")]));
+  const spoken = shares.map((part, position) => `position ${position}: ${percent(part)}`).join(", ");
+  at("bars").setAttribute("aria-label", spoken || "no drafts yet");
 }
 
 function showStages(found) {
-  const rows = found ? Object.entries(found).map(([name, value]) => [name, fixed(value, 2, " ms")]) : [];
-  list("stages", rows);
+  if (!found) return;
+  list("stages", found.map(([name, value]) => [name, fixed(value, 2, " ms")]));
+  at("stack").replaceChildren(...found.map(([name, value]) => {
+    const part = make("span", name);
+    part.style.flexGrow = String(value);
+    return part;
+  }));
+}
+
+function showComparison(plain, again) {
+  const [slow, fast] = [rate(plain), rate(again)];
+  const measured = Boolean(slow && fast);
+  at("speedup").hidden = at("rates").hidden = !measured;
+  if (!measured) {
+    at("comparison").textContent = "The answer is too short to measure.";
+    return;
+  }
+  const most = Math.max(slow, fast);
+  at("speedup").textContent = `${(fast / slow).toFixed(2)}×`;
+  at("rates").replaceChildren(
+    bar("plain", slow / most, `${slow.toFixed(1)}/s`, "without"),
+    bar("with", fast / most, `${fast.toFixed(1)}/s`, "with"),
+  );
+  const same = plain.text === again.text ? "The text is the same." : "The texts differ: no fixed seed, or half precision.";
+  at("comparison").textContent =
+    `${fast.toFixed(1)} tokens/s with speculation, ${slow.toFixed(1)} without: ${(fast / slow).toFixed(2)} times. ${same}`;
+}
+
+function showError(error) {
+  at("error").textContent = error.message;
+  if (error.status === 401) openSettings(true);
 }
 
 // --- actions ---------------------------------------------------------------------------------------
 
-function busy(controller) {
+function busy(controller, text) {
   running = controller;
   at("send").disabled = controller !== null;
   at("stop").disabled = controller === null;
-  at("compare").disabled = controller !== null || lastRun === null;
+  at("compare").disabled = controller !== null || lastMessages === null || !speculates;
+  at("status").textContent = text;
+  if (controller) at("error").textContent = "";
 }
 
 async function send() {
   const text = at("prompt").value.trim();
   if (!text || running) return;
   at("prompt").value = "";
-  conversation.push({ role: "user", content: text });
-  addMessage("user", text);
-  const element = addMessage("assistant", "");
-  const show = showTokens(element);
+  const messages = [...conversation, { role: "user", content: text }];
+  const asked = addMessage("user", text);
+  const message = addMessage("assistant", "");
+  message.classList.add("running");
   const controller = new AbortController();
-  busy(controller);
-  at("status").textContent = "answering…";
-  const messages = [...conversation];
+  busy(controller, "answering…");
+  const live = { result: null, draw: null };
   try {
-    const result = await answer(messages, false, controller.signal, (bytes, origins, now) => {
-      show(bytes, origins);
-      showLive(now);
-    });
-    conversation.push({ role: "assistant", content: result.text });
-    lastRun = { messages, result };
-    showLive(result);
+    const result = await answer(messages, false, controller.signal, watch(message, live));
+    live.draw();
+    finish(messages, message, result.text, facts(result));
+    lastMessages = messages;
+    showAnswer(result);
     showStages(result.stages);
-    at("status").textContent = "";
+    at("spoken").textContent = result.text;
+    busy(null, "");
   } catch (error) {
-    const text = element.textContent;
-    conversation.push({ role: "assistant", content: text });
-    at("status").textContent = error.name === "AbortError" ? "stopped" : `failed: ${error.message}`;
+    if (controller !== running) return; // the conversation was cleared meanwhile
+    const stopped = error.name === "AbortError";
+    live.draw();
+    if (live.result) finish(messages, message, live.result.text, stopped ? "stopped" : "incomplete");
+    else takeBack(text, asked, message);
+    busy(null, stopped ? "stopped" : "");
+    if (!stopped) showError(error);
   }
-  busy(null);
-  at("prompt").focus();
+  if (document.activeElement === document.body) at("prompt").focus();
+}
+
+// What happens with each part of an answer while it comes: it is drawn once a frame, so that drawing does not slow reading.
+function watch(message, live) {
+  const show = showTokens(message.firstChild);
+  let looked = performance.now();
+  let waiting = [];
+  let frame = 0;
+  live.draw = () => {
+    cancelAnimationFrame(frame);
+    frame = 0;
+    if (!waiting.length) return;
+    const stays = isAtEnd();
+    for (const [bytes, origins] of waiting) show(bytes, origins);
+    waiting = [];
+    if (stays) toEnd();
+    showAnswer(live.result);
+  };
+  return (bytes, origins, result) => {
+    waiting.push([bytes, origins]);
+    live.result = result;
+    frame ||= requestAnimationFrame(live.draw);
+    if (result.last - looked < 1000) return;
+    looked = result.last;
+    metrics().then((now) => showStages(stages(result.before, now)));
+  };
+}
+
+function finish(messages, message, text, note) {
+  conversation.splice(0, conversation.length, ...messages, { role: "assistant", content: text });
+  message.classList.remove("running");
+  message.append(make("p", "facts", note));
+  toEnd();
+}
+
+// Nothing came: the question is the reader's again.
+function takeBack(text, asked, message) {
+  asked.remove();
+  message.remove();
+  at("welcome").hidden = at("messages").querySelector(".message") !== null;
+  if (!at("prompt").value) at("prompt").value = text;
 }
 
 async function compare() {
-  if (!lastRun || running) return;
+  if (!lastMessages || running) return;
   const controller = new AbortController();
-  busy(controller);
-  at("status").textContent = "measuring without speculation, then with…";
+  busy(controller, "");
+  at("stop").focus();
+  const progress = (label) => (_, __, result) => { at("status").textContent = `measuring ${label}: ${result.tokens} tokens…`; };
   try {
-    const plain = await answer(lastRun.messages, true, controller.signal);
-    const again = await answer(lastRun.messages, false, controller.signal);
-    const [slow, fast] = [rate(plain), rate(again)];
-    const same = plain.text === again.text ? "the text is the same" : "the texts differ: another seed, or half precision";
-    at("comparison").textContent = slow && fast
-      ? `${fast.toFixed(1)} tokens/s with speculation, ${slow.toFixed(1)} without: ${(fast / slow).toFixed(2)} times; ${same}.`
-      : "The answer is too short to measure.";
-    at("status").textContent = "";
+    const plain = await answer(lastMessages, true, controller.signal, progress("without speculation"));
+    const again = await answer(lastMessages, false, controller.signal, progress("with speculation"));
+    showComparison(plain, again);
+    busy(null, "");
   } catch (error) {
-    at("status").textContent = error.name === "AbortError" ? "stopped" : `failed: ${error.message}`;
+    if (controller !== running) return;
+    const stopped = error.name === "AbortError";
+    busy(null, stopped ? "stopped" : "");
+    if (!stopped) showError(error);
   }
-  busy(null);
+  at("compare").focus();
 }
 
 function clear() {
   running?.abort();
   conversation.length = 0;
-  lastRun = null;
-  at("messages").replaceChildren();
-  busy(null);
+  lastMessages = null;
+  at("messages").replaceChildren(at("welcome"));
+  at("welcome").hidden = false;
+  at("error").textContent = "";
+  busy(null, "");
   at("prompt").focus();
 }
 
 async function about() {
   try {
-    const response = await fetch("v1/models", { headers: headers() });
-    const content = await response.json();
-    if (!response.ok) throw new Error(content.error.message);
-    const model = content.data[0];
-    const how = model.speculation ? `${model.speculation.method}, k = ${model.speculation.num_speculative_tokens}` : "no speculation";
+    const model = (await (await ask("v1/models")).json()).data[0];
+    speculates = Boolean(model.speculation);
+    const how = speculates ? `${model.speculation.method}, ${model.speculation.num_speculative_tokens} draft tokens` : "no speculation";
     at("model").textContent = `${model.id} · ${how} · verifier ${model.verifier}${model.lossless ? "" : " (lossy)"}`;
+    at("error").textContent = "";
+    if (!speculates) at("comparison").textContent = "This server runs without speculation: there is nothing to compare.";
   } catch (error) {
-    at("model").textContent = error.message;
+    at("model").textContent = "";
+    showError(error);
   }
 }
 
 function legend() {
-  const entries = [0, 1, 2, 3, 4, 5].map((origin) => [origin, origin < 5 ? `draft ${origin}` : "draft 5+"]);
-  entries.push([-2, "recovered"], [-3, "bonus"], [-1, "no draft"]);
-  at("legend").replaceChildren(...entries.map(([origin, text]) => {
-    const item = document.createElement("li");
-    item.className = kindOf(origin)[0];
-    item.textContent = text;
+  const scale = make("span", "scale");
+  const positions = [...Array(MOST_COLOURS).keys()];
+  scale.append(...positions.map((p) => make("span", kindOf(p)[0], p < MOST_COLOURS - 1 ? String(p) : `${p}+`)));
+  const entry = (sample, text, title) => {
+    const item = make("li", "");
+    item.title = title;
+    item.append(sample, text);
     return item;
-  }));
+  };
+  at("legend").replaceChildren(
+    entry(scale, "accepted from the draft, by position", "the first token of a draft has position 0"),
+    ...[[-2, "recovered"], [-3, "bonus"], [-1, "no draft"]].map(([origin, text]) =>
+      entry(make("span", kindOf(origin)[0], "a"), text, kindOf(origin)[1])),
+  );
+}
+
+function openSettings(open) {
+  at("settings").hidden = !open;
+  at("settings-button").setAttribute("aria-expanded", String(open));
 }
 
 at("ask").addEventListener("submit", (event) => { event.preventDefault(); send(); });
@@ -287,11 +440,10 @@ at("stop").addEventListener("click", () => running?.abort());
 at("compare").addEventListener("click", compare);
 at("clear").addEventListener("click", clear);
 at("key").addEventListener("change", about);
-at("settings-button").addEventListener("click", () => {
-  const panel = at("settings");
-  panel.hidden = !panel.hidden;
-  at("settings-button").setAttribute("aria-expanded", String(!panel.hidden));
-});
+at("settings-button").addEventListener("click", () => openSettings(at("settings").hidden));
+for (const example of document.querySelectorAll(".example")) {
+  example.addEventListener("click", () => { at("prompt").value = example.textContent; at("prompt").focus(); });
+}
 legend();
 about();
-at("prompt").focus();
+if (!matchMedia("(pointer: coarse)").matches) at("prompt").focus(); // on a phone this would open the keyboard

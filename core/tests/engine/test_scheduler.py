@@ -96,6 +96,19 @@ def test_drafts_are_dropped_before_a_request_is_preempted() -> None:
     assert plan.num_preempted == 0
 
 
+def test_a_draft_is_shortened_to_the_blocks_that_are_left() -> None:
+    """Dropped as a whole, drafts would be kept or not by their length, which can depend on the tokens drawn."""
+    for length in (2, 3, 4, 5):
+        scheduler = make_scheduler(num_blocks=3, block_size=4)
+        request = make_request("a", 8)
+        scheduler.add(request)
+        commit(scheduler.schedule())
+        request.draft = RequestDraft([5, 6, 7, 8, 9][:length])
+        plan = scheduler.schedule()
+        assert plan.scheduled[0].draft.token_ids == [5, 6, 7][:length]
+        assert plan.num_preempted == 0
+
+
 def test_the_youngest_is_preempted_and_returns_first() -> None:
     scheduler = make_scheduler(num_blocks=4, block_size=4)
     first, second = make_request("a", 8, 1), make_request("b", 7, 2)

@@ -139,6 +139,10 @@ class KVCacheManager:
         request.block_ids.extend(self.pool.take(missing))
         return True
 
+    def most_positions(self, request: Request) -> int:
+        """How many positions a request would have room for with all free blocks."""
+        return (len(request.block_ids) + self.pool.num_free) * self.block_size
+
     def cache_full_blocks(self, request: Request) -> None:
         """Index the blocks that are full of committed, computed tokens, so that other requests can share them."""
         if not self._caching:

@@ -4,7 +4,7 @@ There is no prefill phase and no decode phase: a request has ``num_tokens`` know
 ``num_computed_tokens`` of them are in the KV cache; the scheduler brings the second number towards the first within the
 step's token budget. Running requests go first, in order of arrival (or priority), each with one token at
 least; what is left goes to their draft tokens and prefill chunks, then to waiting requests.
-When blocks run out, lookahead slots (room that a proposer drafts in) are not reserved, then drafts are dropped; then
+When blocks run out, lookahead slots (room that a proposer drafts in) are not reserved, then drafts are shortened; then
 the youngest running request is preempted: its blocks are released, and it computes its tokens again later.
 """
 
@@ -76,7 +76,7 @@ class Scheduler:
             share = self._share(request, max(1, budget - later))
             while not self._make_room(request, share):
                 if share.draft is not NO_DRAFT:
-                    share = self._share_without_draft(share)
+                    share = self._shortened(share)
                     continue
                 num_preempted += 1
                 if self._preempt_youngest() is request:
@@ -108,10 +108,16 @@ class Scheduler:
             draft = draft.truncated(budget - pending) if budget > pending else NO_DRAFT
         return ScheduledRequest(request, request.num_computed_tokens, pending + len(draft), draft, samples=True)
 
-    @staticmethod
-    def _share_without_draft(share: ScheduledRequest) -> ScheduledRequest:
+    def _shortened(self, share: ScheduledRequest) -> ScheduledRequest:
+        """A share that does not fit, with as much of its draft as blocks are left for.
+
+        Dropping the whole draft would keep short ones and drop long ones. Where drawn drafts end may depend on their
+        tokens, and those of the drafts that are kept would no longer have the law that verifiers are told.
+        """
         num_tokens = share.num_tokens - len(share.draft)
-        return ScheduledRequest(share.request, share.num_computed_tokens, num_tokens, NO_DRAFT, share.samples)
+        room = self.kv_cache.most_positions(share.request) - share.num_computed_tokens - num_tokens
+        draft = share.draft.truncated(room) if room > 0 else NO_DRAFT
+        return ScheduledRequest(share.request, share.num_computed_tokens, num_tokens + len(draft), draft, share.samples)
 
     def _make_room(self, request: Request, share: ScheduledRequest) -> bool:
         """Allocate the share's slots, with lookahead slots behind them if there are enough blocks."""

@@ -182,6 +182,17 @@ class ForgetsOldTokens(Sound):
         return Plan(evolve(batch, seq_lens=added.int()), cache)
 
 
+class CountsSlots(Sound):
+    """Takes places in the cache for positions, which trees tell apart."""
+
+    def plan(self, batch: PackedBatch, cache: KVCache) -> Plan:
+        places = [
+            torch.arange(length - added, length)
+            for length, added in zip(batch.seq_lens.tolist(), batch.query_start_loc.diff().tolist(), strict=True)
+        ]
+        return Plan(evolve(batch, positions=torch.cat(places)), cache)
+
+
 def write_too_much(plan: Plan, layer: AttentionLayer, out: torch.Tensor, **_: Any) -> torch.Tensor:
     plan.cache.layers[layer.index].values[(plan.batch.slot_mapping + 1) % (plan.cache.num_blocks * 4)] *= 1.5
     return out
@@ -228,6 +239,7 @@ FAULTS: list[tuple[Callable[[], AttentionBackend], str]] = [
     (changed(softcap=none), "test_layers"),
     (changed(sinks=bool), "test_layers"),
     (changed(parents=none), "test_trees"),
+    (CountsSlots, "test_windows_count_depth"),
     (changed(parents=lambda parents: None if parents is None else parents.clamp(max=0)), "test_chains_as_trees"),
     (spoilt("returns doubles", to_double), "test_output_form"),
     (spoilt("returns a strided view", strided), "test_output_form"),

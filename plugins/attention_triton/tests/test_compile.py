@@ -56,16 +56,16 @@ PLAIN = {
     "HAS_CHUNK": False,
     "WIDEN": False,
     "PART": 1024,
-    "BLOCK_M": 32,
-    "BLOCK_N": 64,
 }
+TILES = {"bf16": {"BLOCK_M": 32, "BLOCK_N": 64}, "fp32": {"BLOCK_M": 32, "BLOCK_N": 32}}
+"""As the backend has them."""
 EVERYTHING = {f"HAS_{name}": True for name in ("TREE", "SINKS", "SOFTCAP", "WINDOW", "CHUNK")}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [{}, EVERYTHING | {"WORDS": 2, "PART": 0}], ids=["decode", "everything"])
 def test_attention(options: dict[str, Any], dtype: str) -> None:
-    ptx = built(kernels.attend, dtype, **HEADS, **(PLAIN | options))
+    ptx = built(kernels.attend, dtype, **HEADS, **(PLAIN | TILES[dtype] | options))
     assert ".entry attend" in ptx
     if dtype == "bf16":
         assert "mma" in ptx  # on the tensor cores

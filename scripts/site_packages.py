@@ -34,10 +34,8 @@ _SOURCES = {page: readme for readme, page in PACKAGES.items()}
 
 
 def on_config(config: Any) -> Any:
-    """Put the packages into the navigation, behind the reference."""
-    entry = {"Packages": sorted(PACKAGES.values())}
-    place = next(i for i, item in enumerate(config.nav) if isinstance(item, dict) and "Explanation" in item)
-    config.nav = [*config.nav[:place], entry, *config.nav[place:]]
+    """Put the packages at the end of the navigation."""
+    config.nav = [*config.nav, {"Packages": sorted(PACKAGES.values())}]
     return config
 
 

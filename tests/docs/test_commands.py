@@ -112,7 +112,7 @@ def test_anchors_exist(page: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    listed = set(re.findall(r"- (\S+\.md)$", text, re.M))
+    listed = set(re.findall(r"- (?:\w+: )?(\S+\.md)$", text, re.M))
     assert listed == {str(page.relative_to(ROOT / "docs")) for page in PAGES}
 
 

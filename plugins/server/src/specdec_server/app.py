@@ -123,6 +123,8 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
 
     async def http(_: Request, error: HTTPException) -> Response:
         detail = error.detail if isinstance(error.detail, str) else "the request failed"
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            detail = f"the body is not UTF-8: {error.__cause__.reason} at byte {error.__cause__.start}"
         headers = dict(error.headers or {})
         return APIError(error.status_code, detail, headers=headers).response()
 
@@ -154,7 +156,9 @@ def body_error(error: RequestValidationError) -> APIError:
     if problem["type"] == "missing":
         what = f"the field {'.'.join(path)!r} is missing" if path else "the body is missing"
         return APIError(400, what, param=param, code="missing_field")
-    return APIError(400, f"{'.'.join(path) or 'the body'}: {problem['msg']}", param=param)
+    if not path:
+        return APIError(400, "the body must be a JSON object, sent with Content-Type: application/json")
+    return APIError(400, f"{'.'.join(path)}: {problem['msg']}", param=param)
 
 
 def _did_you_mean(path: list[str]) -> str:

@@ -123,6 +123,7 @@ class Service:
         if self.chat_template is not None:
             variables.setdefault("chat_template", self.chat_template)
         reserved = {"tokenize", "return_tensors", "return_dict", "conversation", "padding", "truncation", "tools"}
+        reserved |= {"messages", "add_generation_prompt", "continue_final_message"}
         wrong = sorted(reserved.intersection(variables))
         if wrong:
             raise invalid(f"chat_template_kwargs cannot set {', '.join(wrong)}", "chat_template_kwargs")

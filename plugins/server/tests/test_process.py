@@ -6,15 +6,19 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
+
+from .test_disconnects import request_bytes
 
 README = Path(__file__).parents[1] / "README.md"
 OPTIONS = ["--dtype", "float32", "--kv-cache-memory", "16MiB", "--max-model-len", "2000", "--num-threads", "1"]
@@ -157,6 +161,40 @@ def test_sigterm_finishes_what_runs_and_refuses_what_is_new(settings):
     assert texts[-1] == "data: [DONE]"
     assert json.loads(texts[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_sigterm_under_load_ends_in_time_even_with_a_client_that_does_not_read(settings):
+    """What is not finished in time is told so; a client that does not take its answer holds up nothing."""
+    server = Process("--config", str(settings), "--shutdown-timeout", "0.5", *OPTIONS)
+    server.wait_ready()
+    body = {"prompt": "the quick", "max_tokens": 1900, "ignore_eos": True, "speculation": False, "stream": True}
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    with ExitStack() as connections:
+        clients = []
+        for number in range(12):
+            client = connections.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048 if number == 0 else 65536)
+            client.connect(address)
+            client.settimeout(30)
+            client.sendall(request_bytes("/v1/completions", {**body, "n": 4, "logprobs": 5, "return_token_ids": True}))
+            clients.append(client)
+        assert clients[1].recv(100).startswith(b"HTTP/1.1 200")
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        ends = [read_to_end(client) for client in clients[1:]]
+        assert server.stop() == 0
+        assert time.monotonic() - began < 20
+    for text in ends:
+        assert b"[DONE]" in text or b'"code":"aborted"' in text or b'"message":' in text, text[-300:]
+    assert not any("Traceback" in line for line in server.lines), "".join(server.lines)
+
+
+def read_to_end(client: socket.socket) -> bytes:
+    received = b""
+    while part := client.recv(65536):
+        received += part
+    return received
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ class Server(uvicorn.Server):
                 create_app(service),
                 log_config=None,
                 access_log=False,
+                lifespan="off",
                 server_header=False,
                 timeout_graceful_shutdown=5,
                 timeout_keep_alive=30,

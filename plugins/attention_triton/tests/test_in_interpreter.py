@@ -14,7 +14,9 @@ import pytest
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is there for Linux only")
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "which", ["not slow", pytest.param("slow", marks=(pytest.mark.slow, pytest.mark.timeout(1200)))]
+)
 def test_kernels_in_the_interpreter(which: str) -> None:
     """All tests of the kernels pass, and there are some."""
     environ = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

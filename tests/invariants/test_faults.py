@@ -10,6 +10,7 @@ from specdec import LLM, SamplingParams
 from specdec.errors import EngineDeadError
 from specdec.metrics.loggers import StatLogger
 from specdec.metrics.stats import StepStats
+from specdec.runner.drafting import DRAFTS_IN_VAIN
 from specdec.testing import LIES, LyingProposer, RaisingProposer, SlowProposer
 from tests.invariants.kit import PROMPTS, VOCAB, Baseline, Runs, Start, oracle, tokens
 
@@ -37,6 +38,18 @@ def test_rare_faults_do_not_switch_a_proposer_off(start: Start, baseline: Baseli
     assert stats.num_proposer_faults >= 2
     assert not stats.speculation_disabled
     assert stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize(("right", "warnings"), [(0, 1), (1, 0)])
+def test_drafts_in_vain_are_told_of_once(
+    start: Start, runs: Runs, caplog: pytest.LogCaptureFixture, right: int, warnings: int
+) -> None:
+    """Known bug 59: a head that does not fit its target runs without a word, and nothing is ever accepted."""
+    engine = start(oracle(runs, right))
+    with caplog.at_level(logging.WARNING, logger="specdec"):
+        engine.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert engine.stats().num_drafts > DRAFTS_IN_VAIN
+    assert sum("drafts was accepted" in record.getMessage() for record in caplog.records) == warnings
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), KeyError("x"), MemoryError(), AssertionError(), SystemExit(3)])

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+DRAFTS_IN_VAIN = 50
+"""After so many drafts of which no token was ever accepted something is likely to be wrong, and is worth a warning."""
+
 
 class Drafting:
     """The proposer of an engine, guarded."""
@@ -65,6 +68,8 @@ class Drafting:
         self._faults_in_a_row = 0
         self._step_seconds = 0.0
         self._started: set[str] = set()
+        self._drafts_in_vain: int | None = 0
+        """Drafts verified while nothing was ever accepted; None once that is settled."""
 
     @property
     def is_on(self) -> bool:
@@ -112,6 +117,8 @@ class Drafting:
         self._step_seconds = seconds
         if not self.is_on:
             return
+        if outcomes and self._drafts_in_vain is not None:
+            self._watch_acceptance(self._drafts_in_vain + len(outcomes), any(kept for _, _, kept in outcomes))
         num_tokens = len(step.packed.input_ids)
         self.control.record_step(
             len(step.sampling),
@@ -230,6 +237,17 @@ class Drafting:
         except BaseException as error:
             self._count_fault(error)
             return None
+
+    def _watch_acceptance(self, num_drafts: int, accepted: bool) -> None:
+        """Say so once when nothing of the first drafts was accepted; a head of another target looks like that."""
+        self._drafts_in_vain = None if accepted or num_drafts >= DRAFTS_IN_VAIN else num_drafts
+        if not accepted and num_drafts >= DRAFTS_IN_VAIN:
+            logger.warning(
+                "%s: no token of the first %d drafts was accepted. The output is right, but speculation gains nothing; "
+                "if a draft model or head drafts, check that it was made for this target",
+                self.label,
+                num_drafts,
+            )
 
     def _count_fault(self, error: BaseException) -> None:
         self.num_faults += 1

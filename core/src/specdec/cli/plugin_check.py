@@ -12,24 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+from rich.table import Table
 from rich.text import Text
 
 from specdec.cli.console import make_console
-from specdec.config import from_kwargs, to_dict
+from specdec.cli.plugin_subject import subject_of
 from specdec.errors import PluginKindError
 from specdec.registry.catalogue import KINDS
-from specdec.target.model import TargetModel
-from specdec.testing import contracts, engine_context, tiny_module
+from specdec.testing import contracts
 
 if TYPE_CHECKING:
     from specdec.registry import Registry
     from specdec.registry.loading import Plugin
-    from specdec.types import EngineContext
 
 CONTRACTS = {
     "proposer": ("ProposerContract", "proposer"),
     "verifier": ("VerifierContract", "verifier"),
     "attention_backend": ("AttentionBackendContract", "backend"),
+    "head": ("DraftHeadContract", "head"),
+    "grammar": ("GrammarBackendContract", "backend"),
+    "logits_processor": ("LogitsProcessorContract", "processor"),
+    "stat_logger": ("StatLoggerContract", "stat_logger"),
+    "sampling_backend": ("SamplingBackendContract", "backend"),
 }
 """Kind -> the contract class and the fixture it asks for."""
 
@@ -39,6 +43,7 @@ from specdec.testing.contracts import {contract}
 
 
 class TestInstalled({contract}):
+    {sizes}
     plugin = {module!r}
     distribution = {distribution!r}
 
@@ -60,6 +65,7 @@ class Check:
     outcome: str
     """'passed', 'failed' or 'skipped'."""
     message: str = ""
+    seconds: float = 0.0
 
 
 @attrs.frozen
@@ -80,22 +86,38 @@ class Report:
         return {"plugin": self.plugin, "passed": self.passed, "checks": [attrs.asdict(check) for check in self.checks]}
 
     def print(self) -> None:
-        """Write the report for people."""
+        """Write the report for people: a table of tests, then why some failed or were left out."""
         console = make_console()
         console.print(f"Contract tests of the {self.plugin}", markup=False)
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column, justify in (("result", "left"), ("seconds", "right"), ("test", "left")):
+            table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
         for (name, meaning), cases in self._grouped().items():
-            worst = next(
-                outcome for outcome in ("failed", "passed", "skipped") if outcome in {c.outcome for c in cases}
-            )
+            outcomes = {case.outcome for case in cases}
+            worst = next(outcome for outcome in ("failed", "passed", "skipped") if outcome in outcomes)
             count = f" ({len(cases)} cases)" if len(cases) > 1 else ""
-            console.print(Text(f"  {worst:<8}", style=_STYLES[worst]), Text(f"{name}{count}: {meaning}"))
-            for case in cases:
-                if case.outcome != "passed" and case.message:
-                    console.print(
-                        Text(_indented(f"{case.name} {case.outcome}: {case.message}"), style=_STYLES[case.outcome])
-                    )
+            seconds = f"{sum(case.seconds for case in cases):.2f}"
+            table.add_row(Text(worst, style=_STYLES[worst]), seconds, Text(f"{name}{count}: {meaning}"))
+        console.print(table)
+        for case in self.checks:
+            if case.outcome == "failed":
+                console.print(Text(f"\n{case.name} failed:", style=_STYLES[case.outcome]))
+                console.print(Text(_indented(case.message)), soft_wrap=True)
+        for reason, names in self._left_out().items():
+            console.print(Text(f"\nskipped, {reason}: {', '.join(names)}", style=_STYLES["skipped"]))
         counts = {outcome: sum(check.outcome == outcome for check in self.checks) for outcome in _STYLES}
-        console.print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+        console.print(
+            "\n" + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()),
+            f"in {sum(check.seconds for check in self.checks):.1f} s",
+        )
+
+    def _left_out(self) -> dict[str, list[str]]:
+        """The tests that were skipped, by reason."""
+        found: dict[str, list[str]] = {}
+        for case in self.checks:
+            if case.outcome == "skipped":
+                found.setdefault(case.message, []).append(case.name)
+        return found
 
     def _grouped(self) -> dict[tuple[str, str], list[Check]]:
         """The checks by test; a test with parameters has several."""
@@ -126,60 +148,31 @@ def check(registry: Registry, kind: str, name: str, options: Mapping[str, Any]) 
             name=name,
         )
     plugin = registry.load(kind, name)
-    config = registry.plugin_config(kind, name, options)
-    build = _builder(plugin, config)
-    build(getattr(contracts, CONTRACTS[kind][0]))  # what cannot be built at all is told once, not by every test
-    recorder = _Recorder(build)
+    subject = subject_of(registry, plugin, dict(options))
+    # what cannot be built at all is told once, not by every test
+    subject.build(type("Contract", (getattr(contracts, CONTRACTS[kind][0]),), dict(subject.sizes)))
+    recorder = _Recorder(subject.build)
     with tempfile.TemporaryDirectory() as folder:
-        pytest.main(_arguments(Path(folder), plugin), plugins=[recorder])
+        pytest.main(_arguments(Path(folder), plugin, subject.sizes), plugins=[recorder])
     return Report(registry.describe(kind, name), tuple(recorder.checks))
 
 
-def _arguments(folder: Path, plugin: Plugin) -> list[str]:
+def _arguments(folder: Path, plugin: Plugin, sizes: Mapping[str, int]) -> list[str]:
     """Write the test module and settings of its own, so that the user's pytest configuration plays no part."""
     entry = plugin.entry
     contract, fixture = CONTRACTS[str(entry.kind)]
     text = _MODULE.format(
-        contract=contract, fixture=fixture, module=entry.found.module, distribution=entry.distribution
+        contract=contract,
+        fixture=fixture,
+        module=entry.found.module,
+        distribution=entry.distribution,
+        sizes="; ".join(f"{name} = {value!r}" for name, value in sizes.items()) or "pass",
     )
     module, settings = folder / "test_installed.py", folder / "pytest.ini"
     module.write_text(text, encoding="utf-8")
     settings.write_text("[pytest]\n", encoding="utf-8")
     quiet = ["-p", "no:terminal", "-p", "no:cacheprovider"]
     return [str(module), "-c", str(settings), "--import-mode=importlib", *quiet]
-
-
-# --- building the plugin's object ---------------------------------------------------------------
-
-
-def _builder(plugin: Plugin, config: Any) -> Callable[[Any], Any]:
-    """A function that makes a new object for a contract class, by the plugin's hook, for a tiny random target."""
-    kind = str(plugin.entry.kind)
-    hook = KINDS[kind].hook
-    target: Any = None
-
-    def build(contract: Any) -> Any:
-        nonlocal target
-        if target is None:
-            sizes = {"vocab_size": getattr(contract, "vocab_size", 64)}
-            module = tiny_module("llama", **sizes)
-            target = TargetModel.from_model(module, name="tiny random llama", path=None, tokenizer=None, fuse=False)
-        context = _context(target, contract)
-        if kind == "attention_backend":
-            return plugin.build(hook, requirements=target.requirements(contract.block_size), engine=context)
-        built = plugin.build(hook, config=config, engine=context)
-        if kind == "proposer":
-            built.load(target)
-        return built
-
-    return build
-
-
-def _context(target: Any, contract: Any) -> EngineContext:
-    sizes = ("max_model_len", "num_speculative_tokens", "block_size")
-    declared = {name: getattr(contract, name) for name in sizes if hasattr(contract, name)}
-    settings = to_dict(from_kwargs(target.info.model))
-    return engine_context(target_info=target.info, target=target, settings=settings, **declared)
 
 
 class _Recorder:
@@ -207,10 +200,12 @@ class _Recorder:
             name = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
             told = report.longrepr
             reason = told[2].removeprefix("Skipped: ") if isinstance(told, tuple) else report.longreprtext
-            self.checks.append(Check(name, self._meanings[report.nodeid], report.outcome, reason))
+            self.checks.append(
+                Check(name, self._meanings[report.nodeid], report.outcome, reason, round(report.duration, 4))
+            )
 
 
 def _indented(text: str) -> str:
     """The last lines of a message, where pytest says what was wrong."""
     first, *rest = text.splitlines() or [""]
-    return "\n".join(f"           {line}" for line in (first, *rest[-12:]))
+    return "\n".join(f"    {line}" for line in (first, *rest[-12:]))

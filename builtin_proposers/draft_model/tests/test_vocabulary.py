@@ -107,3 +107,11 @@ def test_the_map_covers_every_target_id() -> None:
     vocabulary = shared_tokens(tiny_tokenizer(300), tiny_tokenizer(128), 320, 128, torch.device("cpu"))
     assert vocabulary.to_draft.shape == (320,)
     assert np.all((vocabulary.to_draft >= 0) & (vocabulary.to_draft < 128))
+
+
+def test_an_unknown_token_beyond_the_drafters_width_is_not_fed() -> None:
+    tokenizer = tiny_tokenizer(128)
+    tokenizer.add_special_tokens({"unk_token": "<beyond>"})
+    width = tokenizer.unk_token_id
+    assert same_ids(width + 9, width, tokenizer).to_draft.max() < width
+    assert shared_tokens(tiny_tokenizer(300), tokenizer, 320, width, torch.device("cpu")).to_draft.max() < width

@@ -56,7 +56,7 @@ def same_ids(target_vocab_size: int, draft_vocab_size: int, tokenizer: Any) -> V
         tokenizer: the drafter's, or None.
     """
     ids = np.arange(target_vocab_size)
-    ids[draft_vocab_size:] = _replacement(tokenizer)
+    ids[draft_vocab_size:] = _replacement(tokenizer, draft_vocab_size)
     return VocabularyMap(to_draft=ids)
 
 
@@ -89,7 +89,7 @@ def shared_tokens(
             path="speculative.use_heterogeneous_vocab",
         )
     draft_ids, target_ids = np.array(pairs, dtype=np.int64).T.copy()
-    to_draft = np.full(target_vocab_size, _replacement(draft), dtype=np.int64)
+    to_draft = np.full(target_vocab_size, _replacement(draft, draft_vocab_size), dtype=np.int64)
     to_draft[target_ids] = draft_ids
     return VocabularyMap(
         to_draft=to_draft,
@@ -153,11 +153,13 @@ def _ids_by_text(tokenizer: Any, vocab_size: int) -> dict[bytes | str, int]:
     return found
 
 
-def _replacement(tokenizer: Any) -> int:
-    """What the drafter is fed for a token that it does not have: its unknown token, a space, or the first id."""
+def _replacement(tokenizer: Any, vocab_size: int) -> int:
+    """What the drafter is fed for a token that it does not have: its unknown token, a space, or the first id.
+
+    A tokenizer may have ids beyond ``vocab_size``, the width of the drafter, which has no embedding of them.
+    """
     if tokenizer is None:
         return 0
-    if tokenizer.unk_token_id is not None:
-        return int(tokenizer.unk_token_id)
     vocabulary = tokenizer.get_vocab()
-    return int(next((vocabulary[space] for space in ("Ġ", "▁", " ") if space in vocabulary), 0))
+    wanted = (tokenizer.unk_token_id, *(vocabulary.get(space) for space in ("Ġ", "▁", " ")))
+    return int(next((token_id for token_id in wanted if token_id is not None and token_id < vocab_size), 0))

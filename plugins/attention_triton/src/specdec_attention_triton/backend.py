@@ -1,15 +1,15 @@
-"""The attention backend: launches the kernels."""
+"""The attention backend: launches the kernels.."""
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-import triton
 
 from specdec.attention.interface import AttentionBackend
-from specdec_attention_triton import kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specdec.attention.interface import KVCache
     from specdec.types import AttentionLayer, AttentionRequirements, PackedBatch
 
-INTERPRETED = not isinstance(kernels.attend, triton.runtime.JITFunction)
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 """Whether the kernels run in Triton's interpreter (TRITON_INTERPRET=1 before the first import), on CPU tensors."""
 MAX_HEAD_DIM = 256
 DTYPES = ("float32", "bfloat16", "float16")
@@ -92,9 +92,9 @@ class StepPlan:
     def _ancestors(self, parents: Tensor) -> Tensor:
         """int64 [T, words]: who each token sees of the tokens its request adds."""
         words = torch.empty(parents.shape[0], self._num_words, dtype=torch.int64, device=parents.device)
-        grid = (self._num_requests, triton.cdiv(self._batch.max_query_len, _WALK))
+        grid = (self._num_requests, _parts_of(self._batch.max_query_len, _WALK))
         with _on(parents.device):
-            kernels.ancestor_words[grid](
+            _kernels().ancestor_words[grid](
                 parents, self._batch.query_start_loc, words, WORDS=self._num_words, BLOCK=_WALK
             )
         return words
@@ -103,7 +103,7 @@ class StepPlan:
         """Write a layer's new K/V to their slots."""
         kv = self.cache.layers[layer.index]
         key, value = _dense(key), _dense(value)
-        kernels.store_kv[(key.shape[0],)](
+        _kernels().store_kv[(key.shape[0],)](
             key,
             key.stride(0),
             key.stride(1),
@@ -116,7 +116,7 @@ class StepPlan:
             KV_HEADS=layer.num_kv_heads,
             HEAD_DIM=layer.head_dim,
             V_HEAD_DIM=layer.v_head_dim,
-            BLOCK_H=triton.next_power_of_2(layer.num_kv_heads),
+            BLOCK_H=_power_of_two(layer.num_kv_heads),
             BLOCK_D=_width(layer.head_dim),
             BLOCK_DV=_width(layer.v_head_dim),
         )
@@ -133,7 +133,7 @@ class StepPlan:
             results = log_sums = out
         self._launch(query, layer, sinks, results, log_sums)
         if self._part:
-            kernels.join_parts[(self._num_requests, self._batch.max_query_len, heads)](
+            _kernels().join_parts[(self._num_requests, self._batch.max_query_len, heads)](
                 results,
                 log_sums,
                 self._batch.query_start_loc,
@@ -143,7 +143,7 @@ class StepPlan:
                 HEADS=heads,
                 V_HEAD_DIM=layer.v_head_dim,
                 PART=self._part,
-                PARTS=triton.next_power_of_2(self._parts),
+                PARTS=_power_of_two(self._parts),
                 BLOCK_DV=_width(layer.v_head_dim),
             )
         return out
@@ -155,8 +155,8 @@ class StepPlan:
         group = layer.num_heads // layer.num_kv_heads
         rows = batch.max_query_len * group
         block_m, block_n = _tiles(rows, layer, query.element_size())
-        query_blocks = triton.cdiv(rows, block_m)
-        kernels.attend[(self._num_requests * query_blocks, layer.num_kv_heads, self._parts)](
+        query_blocks = _parts_of(rows, block_m)
+        _kernels().attend[(self._num_requests * query_blocks, layer.num_kv_heads, self._parts)](
             query,
             query.stride(0),
             query.stride(1),
@@ -200,11 +200,11 @@ def _tiles(rows: int, layer: AttentionLayer, element_size: int) -> tuple[int, in
     """Rows and keys of a tile: smaller for wide heads and float32, so that they fit the shared memory."""
     wide = max(layer.head_dim, layer.v_head_dim) > 128
     most = 32 if wide or element_size == 4 else 64
-    return max(16, min(most, triton.next_power_of_2(rows))), 32 if wide or element_size == 4 else 64
+    return max(16, min(most, _power_of_two(rows))), 32 if wide or element_size == 4 else 64
 
 
 def _width(head_dim: int) -> int:
-    return max(16, triton.next_power_of_2(head_dim))
+    return max(16, _power_of_two(head_dim))
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -214,3 +214,21 @@ def _dense(tensor: Tensor) -> Tensor:
 def _on(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@cache
+def _kernels() -> Any:
+    """The compiled kernels; imported when something is launched, so that engines on other devices pay nothing."""
+    from specdec_attention_triton import kernels
+
+    return kernels
+
+
+def _parts_of(total: int, size: int) -> int:
+    """How many parts of ``size`` cover ``total``."""
+    return -(-total // size)
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is not below ``number``."""
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,19 +1,19 @@
-"""The sampling backend: launches the kernels."""
+"""The sampling backend: launches the kernels.."""
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from specdec.sampling.backend import RowStatistics, SamplingBackend
 from specdec.sampling.noise import Purpose
-from specdec_kernels_triton import kernels
 
-INTERPRETED = not isinstance(kernels.race_tiles, triton.runtime.JITFunction)
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 """Whether the kernels run in Triton's interpreter (TRITON_INTERPRET=1 before the first import), on CPU tensors."""
 TILE = 4096
 """Tokens of a program."""
@@ -62,15 +62,15 @@ class TritonSampling(SamplingBackend):
         if count:
             common = (logits, logits.stride(0), vocab, row_list, temperature.contiguous(), largest, sums, faults)
             with _on(device):
-                kernels.normalize_tiles[(count, tiles)](*common, HAS_ROWS=rows is not None, TILE=tile)
-                kernels.normalize_join[(count,)](
+                _kernels().normalize_tiles[(count, tiles)](*common, HAS_ROWS=rows is not None, TILE=tile)
+                _kernels().normalize_join[(count,)](
                     *common,
                     normalizers,
                     tokens,
                     tiles,
                     HAS_ROWS=rows is not None,
                     TILE=tile,
-                    TILES=triton.next_power_of_2(tiles),
+                    TILES=_power_of_two(tiles),
                 )
         return RowStatistics(log_normalizers=normalizers, tokens=tokens)
 
@@ -94,7 +94,7 @@ class TritonSampling(SamplingBackend):
         probs, prob_rows = _draft_laws(draft_probs, draft_rows, token_ids)
         if count:
             with _on(logits.device):
-                kernels.accept_drafts[(triton.cdiv(count, _DECISIONS),)](
+                _kernels().accept_drafts[(_parts_of(count, _DECISIONS),)](
                     logits,
                     logits.stride(0),
                     logits.shape[1],
@@ -181,14 +181,14 @@ class TritonSampling(SamplingBackend):
             "TILE": tile,
         }
         with _on(logits.device):
-            kernels.race_tiles[(count, tiles)](*arguments, **options)
-            kernels.race_pick[(count,)](*arguments, tokens, tiles, **options, TILES=triton.next_power_of_2(tiles))
+            _kernels().race_tiles[(count, tiles)](*arguments, **options)
+            _kernels().race_pick[(count,)](*arguments, tokens, tiles, **options, TILES=_power_of_two(tiles))
         return tokens
 
     def _tiles(self, vocab: int) -> tuple[int, int]:
         """Tokens of a tile, and the number of tiles."""
-        tile = min(self._tile, max(16, triton.next_power_of_2(vocab)))
-        return tile, triton.cdiv(vocab, tile)
+        tile = min(self._tile, max(16, _power_of_two(vocab)))
+        return tile, _parts_of(vocab, tile)
 
 
 def _dense(logits: Tensor) -> Tensor:
@@ -208,3 +208,21 @@ def _draft_laws(draft_probs: Tensor | None, draft_rows: Tensor | None, entries: 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@cache
+def _kernels() -> Any:
+    """The compiled kernels; imported when something is launched, so that engines on other devices pay nothing."""
+    from specdec_kernels_triton import kernels
+
+    return kernels
+
+
+def _parts_of(total: int, size: int) -> int:
+    """How many parts of ``size`` cover ``total``."""
+    return -(-total // size)
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is not below ``number``."""
+    return 1 << max(number - 1, 0).bit_length()

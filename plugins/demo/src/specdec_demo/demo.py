@@ -109,8 +109,8 @@ def explain(console: Console, variants: list[Variant], left_out: dict[str, str])
         "Speed-up: ratio of the medians over the rounds. Acceptance length: tokens gained per verify step "
         "with a draft, the model's own token included. Accepted per position: part of the drafts whose token there "
         "was kept. "
-        "In bfloat16 two nearly equal logits can swap when several tokens are checked at once; "
-        "with --dtype float32 the texts are the same.",
+        "Where half-precision kernels add in another order for one token than for several (not those for CPUs), two "
+        "nearly equal logits can swap; with --dtype float32 the texts are the same.",
         style="dim",
     )
     for name, reason in left_out.items():

@@ -83,12 +83,15 @@ def test_preemption(start: Start, baseline: Baseline, speculation: Speculation, 
 
 @speculating(*ESSENTIAL)
 def test_prefix_cache(start: Start, baseline: Baseline, speculation: Speculation) -> None:
-    """A second round finds its prompts in the cache and says the same."""
+    """A second round finds its prompts in the cache and says the same.
+
+    Proposers whose own K/V look at the next token give back the last block, of 16 tokens.
+    """
     engine = start(**speculation(4))
     first = engine.generate(PROMPTS, GREEDY, use_tqdm=False)
     second = engine.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert tokens(first) == tokens(second) == tokens(baseline(PROMPTS, GREEDY))
-    assert second[4].num_cached_tokens == 64
+    assert second[4].num_cached_tokens in ((64, 48) if engine.stats().proposer_memory.get("kv_cache") else (64,))
     without = start(**speculation(4), enable_prefix_caching=False)
     assert tokens(without.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(first)
 

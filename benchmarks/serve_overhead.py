@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import aiohttp
@@ -90,6 +90,19 @@ async def over_http(url: str, prompts: list[list[int]], max_tokens: int) -> dict
     return {"rate": sum(tokens for _, tokens in results) / seconds, "first": [first for first, _ in results]}
 
 
+async def until_ready(url: str, seconds: float = 300) -> None:
+    """Wait until the server, which names its address before it listens, answers."""
+    end = time.monotonic() + seconds
+    async with aiohttp.ClientSession(url) as session:
+        while time.monotonic() < end:
+            with suppress(aiohttp.ClientError):
+                async with session.get("/ready") as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.2)
+    raise SystemExit(f"the server at {url} is not ready after {seconds:g} s")
+
+
 async def tokenise(url: str, texts: list[str]) -> list[list[int]]:
     ids = []
     async with aiohttp.ClientSession(url) as session:
@@ -150,6 +163,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     url = server.found[1]
     texts = [conversation[0]["content"] for conversation in read_conversations("spec_bench", 16, spread=True)]
     server.resume()
+    asyncio.run(until_ready(url))
     prompts = asyncio.run(tokenise(url, texts))
     long_text = asyncio.run(tokenise(url, [" ".join(texts)]))[0]
     server.pause()

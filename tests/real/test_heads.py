@@ -37,4 +37,4 @@ def test_the_trained_head_changes_nothing_and_is_accepted(conversations, tempera
         drafted, stats = answers(conversations, params, speculative)
         assert drafted == plain, name
         assert stats.num_proposer_faults == 0
-        assert stats.num_accepted_tokens > 0.05 * stats.num_draft_tokens
+        assert stats.num_accepted_tokens > 0.02 * stats.num_draft_tokens

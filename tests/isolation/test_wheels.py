@@ -107,7 +107,7 @@ def test_the_core_alone_then_with_a_method_then_without_it(
     environment: Environment, wheels: dict[str, Path], model: Path
 ) -> None:
     """One environment through the life of a plugin: installing torch once is what takes the time."""
-    ngram: dict[str, object] = {"method": "ngram", "num_speculative_tokens": 3}
+    ngram: dict[str, object] = {"method": "ngram", "num_speculative_tokens": 3, "speculation": "always"}
 
     plain = json.loads(environment.generate(model).stdout)
     assert len(plain["tokens"]) == 40

@@ -58,6 +58,7 @@ def test_a_few_prompts(ngram: LLM) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_all_prompts(ngram: LLM) -> None:
     """Every output that ends is valid, and plain decoding gives the same tokens."""
     found = answers(ngram, CASES, 400)

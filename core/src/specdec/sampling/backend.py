@@ -11,11 +11,16 @@ of the logits with its own temperature, seed and position.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 from torch import Tensor
 
 from specdec.sampling.noise import Purpose
+
+if TYPE_CHECKING:
+    from specdec.sampling.batch import SamplingBatch
+    from specdec.types import Draft, Rows, Verdict
 
 
 @frozen(eq=False, kw_only=True)
@@ -152,3 +157,36 @@ class SamplingBackend(ABC):
         Returns:
             int64 [E], as `draw`.
         """
+
+    def match(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict | None:
+        """Verify a whole step by the rule of `match`, if this backend has something faster than drawing every row.
+
+        The runs are those that `draw` of every row, with `Purpose.SAMPLE`, leads to: each request's longest drafted
+        path that equals the samples, then the sample of its last row. Rows that no path reaches need not be looked at.
+
+        Args:
+            rows: the step's rows.
+            draft: at least one draft token; chains or trees.
+            sampling: the requests' temperatures and seeds.
+
+        Returns:
+            The verdict; None from backends without such a way: a verifier then draws every row.
+        """
+        return None
+
+    def reject(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict | None:
+        """Verify a whole step of chains by the rule of `rejection`, if this backend has something faster than its parts.
+
+        The runs are those that `accept` of every draft token leads to: each request's draft tokens before the first
+        rejection, and the token that `recover` gives in the rejected one's place; after a draft kept whole the `draw`
+        of the last row. Rows behind a rejection need not be looked at.
+
+        Args:
+            rows: the step's rows.
+            draft: at least one draft token; chains, with ``draft_probs`` or one-hot.
+            sampling: the requests' temperatures and seeds.
+
+        Returns:
+            The verdict; None from backends without such a way: a verifier then asks for the parts.
+        """
+        return None

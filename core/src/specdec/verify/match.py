@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from specdec.sampling.sampler import sample
+from specdec.sampling.sampler import backend_of, sample
 from specdec.types import PLACEHOLDER_TOKEN_ID, Verdict
 from specdec.verify.base import Verifier
 from specdec.verify.chains import Chains, longest_draft, owners, verdict_without_drafts
@@ -38,10 +38,15 @@ class MatchVerifier(Verifier):
 
     def verify(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
         """Choose the tokens of this step; see `specdec.verify.base.Verifier.verify`."""
-        samples = sample(rows.logits, rows, sampling)
-        if draft.token_ids.shape[0] == 0:
-            return verdict_without_drafts(samples, draft)
-        return match_drafts(rows, draft, samples)
+        return verify_by_match(rows, draft, sampling)
+
+
+def verify_by_match(rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
+    """The rule of `match` for any step: what `match_drafts` makes of the samples of all rows."""
+    if draft.token_ids.shape[0] == 0:
+        return verdict_without_drafts(sample(rows.logits, rows, sampling), draft)
+    verdict = backend_of(rows.logits.device.type).match(rows, draft, sampling)
+    return match_drafts(rows, draft, sample(rows.logits, rows, sampling)) if verdict is None else verdict
 
 
 def match_drafts(rows: Rows, draft: Draft, samples: Tensor) -> Verdict:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from specdec.sampling.sampler import backend_of, sample
+from specdec.sampling.sampler import backend_of
 from specdec.types import Verdict
 from specdec.verify.base import Verifier
-from specdec.verify.chains import Chains, verdict_without_drafts
+from specdec.verify.chains import Chains
 from specdec.verify.config import RejectionConfig
 from specdec.verify.last_token import last_tokens
-from specdec.verify.match import match_drafts
+from specdec.verify.match import verify_by_match
 from specdec.verify.recursive import verify_trees
 
 if TYPE_CHECKING:
@@ -46,11 +46,10 @@ class RejectionVerifier(Verifier):
 
     def verify(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
         """Choose the tokens of this step; see `specdec.verify.base.Verifier.verify`."""
-        if draft.token_ids.shape[0] == 0:
-            return verdict_without_drafts(sample(rows.logits, rows, sampling), draft)
-        if sampling.all_greedy or (draft.parents is not None and self._config.tree_rule == "one_hot"):
+        nothing = draft.token_ids.shape[0] == 0
+        if nothing or sampling.all_greedy or (draft.parents is not None and self._config.tree_rule == "one_hot"):
             # Matching the target's own samples is the same rule at temperature 0, and for trees of one-hot laws.
-            return match_drafts(rows, draft, sample(rows.logits, rows, sampling))
+            return verify_by_match(rows, draft, sampling)
         if draft.parents is not None:
             return verify_trees(rows, draft, sampling)
         return verify_chains(rows, draft, sampling)
@@ -58,6 +57,11 @@ class RejectionVerifier(Verifier):
 
 def verify_chains(rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
     """Rejection sampling of chains, token by token, for a step with at least one draft token."""
+    verdict = backend_of(rows.logits.device.type).reject(rows, draft, sampling)
+    return _verify_by_parts(rows, draft, sampling) if verdict is None else verdict
+
+
+def _verify_by_parts(rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
     chains = Chains.of(rows, draft)
     backend = backend_of(rows.logits.device.type)
     temperature = sampling.temperature[chains.owner]

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from specdec.sampling.noise import Purpose, uniforms
-from specdec.sampling.sampler import backend_of, sample
+from specdec.sampling.sampler import backend_of
 from specdec.verify import Verifier
-from specdec.verify.chains import Chains, verdict_without_drafts
+from specdec.verify.chains import Chains
 from specdec.verify.last_token import last_tokens
-from specdec.verify.match import match_drafts
+from specdec.verify.match import verify_by_match
 from specdec.verify.rejection import verify_chains
 from specdec_verify_block.rule import pass_probability, path_weights
 from specdec_verify_block.surplus import surplus
@@ -44,10 +44,8 @@ class BlockVerifier(Verifier):
 
     def verify(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
         """Choose the tokens of this step; see `specdec.verify.Verifier.verify`."""
-        if draft.token_ids.shape[0] == 0:
-            return verdict_without_drafts(sample(rows.logits, rows, sampling), draft)
-        if sampling.all_greedy:
-            return match_drafts(rows, draft, sample(rows.logits, rows, sampling))
+        if draft.token_ids.shape[0] == 0 or sampling.all_greedy:
+            return verify_by_match(rows, draft, sampling)
         if draft.draft_probs is None:
             return verify_chains(rows, draft, sampling)
         return _verify_blocks(rows, draft, sampling)

@@ -13,6 +13,22 @@ from specdec.sampling.cpu.choose import philox
 _SHIFT = np.uint64(32)
 
 
+@njit(inline="always")
+def stays(
+    token: Any, logit: Any, largest: Any, normalizer: Any, temperature: Any, seed: Any, position: Any, purpose: Any,
+    drafted: Any,
+) -> Any:  # fmt: skip
+    """Whether a draft token of the vocabulary stays: its law gave it ``drafted``."""
+    if temperature == 0:
+        return token == largest
+    p0, p1 = np.uint32(position), np.uint32(np.uint64(position) >> _SHIFT)
+    k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> _SHIFT)
+    word, _, _, _ = philox(np.uint32(0), p0, p1, purpose, k0, k1)
+    uniform = (np.float64(word) + 0.5) * 2.0**-32
+    target = math.exp(np.float64(logit) / np.float64(temperature) - normalizer)
+    return drafted > 0 and uniform * drafted <= target
+
+
 @njit(
     "void(float64[::1], int64[::1], int64[::1], float64[::1], float32[::1], int64[::1], int64[::1], uint32, "
     "float32[:,::1], int64[::1], boolean[::1])",
@@ -47,19 +63,14 @@ def accept_tokens(
         draft_rows: [E], -1 for one-hot drafts.
         out: [E].
     """
-    zero = np.uint32(0)
     for e in range(logits.shape[0]):
         if token_ids[e] < 0:
             out[e] = False
-        elif temperature[e] == 0:
-            out[e] = token_ids[e] == largest[e]
-        else:
-            position, seed = np.uint64(positions[e]), np.uint64(seeds[e])
-            p0, p1 = np.uint32(position), np.uint32(position >> _SHIFT)
-            word, _, _, _ = philox(zero, p0, p1, purpose, np.uint32(seed), np.uint32(seed >> _SHIFT))
-            uniform = (np.float64(word) + 0.5) * 2.0**-32
-            target = math.exp(logits[e] / np.float64(temperature[e]) - log_normalizers[e])
-            drafted = 1.0
-            if draft_rows[e] >= 0:
-                drafted = np.float64(draft_probs[draft_rows[e], token_ids[e]])
-            out[e] = drafted > 0 and uniform * drafted <= target
+            continue
+        drafted = 1.0
+        if draft_rows[e] >= 0:
+            drafted = np.float64(draft_probs[draft_rows[e], token_ids[e]])
+        out[e] = stays(
+            token_ids[e], logits[e], largest[e], log_normalizers[e], temperature[e], seeds[e], positions[e], purpose,
+            drafted,
+        )  # fmt: skip

@@ -181,7 +181,7 @@ def race(
 
 
 @njit(inline="always")
-def _choose(
+def choose(
     row: Any, first: Any, temperature: Any, seed: Any, position: Any, purpose: Any, words: Any, bounds: Any
 ) -> Any:
     if temperature == 0:
@@ -208,9 +208,9 @@ def choose_region(block: int) -> None:
         address = row_address(block, e, first)
         if word(block, Job.BFLOAT16) != 0:
             halves = uint16s(address, end - first)
-            score, token = _choose(halves, first, temperature[e], seeds[e], positions[e], purpose, words, bounds)
+            score, token = choose(halves, first, temperature[e], seeds[e], positions[e], purpose, words, bounds)
         else:
             floats = float32s(address, end - first)
-            score, token = _choose(floats, first, temperature[e], seeds[e], positions[e], purpose, words, bounds)
+            score, token = choose(floats, first, temperature[e], seeds[e], positions[e], purpose, words, bounds)
         scores[item], tokens[item] = score, token
         item = next_item(block)

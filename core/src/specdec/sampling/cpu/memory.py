@@ -59,6 +59,35 @@ class Job(IntEnum):
     PROB_ROWS = 19
     """int64 [E]."""
 
+    # Of the regions over a whole step (`specdec.sampling.cpu.steps`): B requests with R rows and N draft tokens.
+    # TEMPERATURE and SEEDS are those of the B requests, POSITIONS, SCORES, TOKENS, SUMS, NORMALIZERS and LARGEST of the
+    # R rows.
+    REQUESTS = 20
+    ROW_START = 21
+    """int32 [B + 1]."""
+    DRAFT = 22
+    """int64 [N]: the draft tokens."""
+    PARENTS = 23
+    """int32 [N], or 0 for chains."""
+    STATES = 24
+    """int64 [R]: what is known of each row; 0 at the start."""
+    PENDING = 25
+    """int64 [R + B]: ranges done of each row, then of each request's last token; 0 at the start."""
+    WINNERS = 26
+    """int64 [R]: the first largest token, or a code."""
+    LAST_TICKET = 27
+    """The next item among the last tokens; 0 at the start."""
+    FINISHED = 28
+    """Threads without work left; 0 at the start."""
+    WIDTH = 29
+    """Columns of OUT."""
+    OUT = 30
+    """int64 [B, WIDTH]: `specdec.types.Verdict.token_ids`."""
+    NUM_TOKENS = 31
+    """int32 [B]."""
+    PATH = 32
+    """int32 [B, WIDTH - 1]: the accepted nodes, or 0 for chains."""
+
 
 @intrinsic
 def _pointer(_context: Any, address: Any) -> Any:
@@ -90,6 +119,12 @@ def float64s(address: Any, count: Any) -> Any:
 def int64s(address: Any, count: Any) -> Any:
     """The ``count`` int64 at an address."""
     return carray(_pointer(address), count, np.int64)
+
+
+@njit(inline="always")
+def int32s(address: Any, count: Any) -> Any:
+    """The ``count`` int32 at an address."""
+    return carray(_pointer(address), count, np.int32)
 
 
 @njit(inline="always")

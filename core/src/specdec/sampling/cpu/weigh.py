@@ -82,7 +82,7 @@ def _sum(values: Any, size: Any) -> Any:
 
 
 @njit(inline="always")
-def _normalize(row: Any, temperature: Any, masses: Any) -> Any:
+def normalize(row: Any, temperature: Any, masses: Any) -> Any:
     """The largest logit, its first index (or a code), and the sum of exp((logit - largest) / temperature).
 
     The terms are float32, so that the sum is right to about 1e-7. At temperature 0 there is none.
@@ -112,6 +112,21 @@ def _normalize(row: Any, temperature: Any, masses: Any) -> Any:
     return largest, token, total
 
 
+@njit(inline="always")
+def log_normalizer(largest: Any, sums: Any, first: Any, parts: Any, temperature: Any) -> Any:
+    """The log-sum-exp at the temperature of what `normalize` found in ranges; the largest logit at temperature 0."""
+    most = -np.inf
+    for i in range(first, first + parts):
+        most = max(most, largest[i])
+    if temperature == 0:
+        return most
+    total = 0.0
+    for i in range(first, first + parts):
+        if largest[i] > -np.inf:
+            total += sums[i] * math.exp((largest[i] - most) / np.float64(temperature))
+    return most / np.float64(temperature) + math.log(total)
+
+
 @region
 def normalize_region(block: int) -> None:
     """Largest logit, its token and the sum of masses of each item, with its argument block `Job`."""
@@ -125,9 +140,9 @@ def normalize_region(block: int) -> None:
         e, first, end = range_of(block, item)
         address = row_address(block, e, first)
         if word(block, Job.BFLOAT16) != 0:
-            largest, token, total = _normalize(uint16s(address, end - first), temperature[e], masses)
+            largest, token, total = normalize(uint16s(address, end - first), temperature[e], masses)
         else:
-            largest, token, total = _normalize(float32s(address, end - first), temperature[e], masses)
+            largest, token, total = normalize(float32s(address, end - first), temperature[e], masses)
         scores[item], sums[item] = largest, total
         tokens[item] = token if token < 0 else first + token
         item = next_item(block)
@@ -160,7 +175,7 @@ def _count_alive(bounds: Any, words: Any, size: Any, best: Any) -> Any:
 
 
 @njit(inline="always")
-def _residual_race(
+def residual_race(
     row: Any,
     probs: Any,
     first: Any,
@@ -227,12 +242,12 @@ def recover_region(block: int) -> None:
             word(block, Job.PROBS) + 4 * (prob_rows[e] * vocab + first) * with_probs, (end - first) * with_probs
         )
         if word(block, Job.BFLOAT16) != 0:
-            score, token = _residual_race(
+            score, token = residual_race(
                 uint16s(address, end - first), probs, first, excluded[e], temperature[e], largest[e], normalizers[e],
                 seeds[e], positions[e], purpose, words, bounds,
             )  # fmt: skip
         else:
-            score, token = _residual_race(
+            score, token = residual_race(
                 float32s(address, end - first), probs, first, excluded[e], temperature[e], largest[e], normalizers[e],
                 seeds[e], positions[e], purpose, words, bounds,
             )  # fmt: skip

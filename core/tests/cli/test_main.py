@@ -136,6 +136,14 @@ def test_a_closed_pipe_is_no_traceback(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_is_no_traceback(tmp_path):
+    command = f"{sys.executable} -m specdec.cli.main config --model m > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, env=os.environ)
+    assert done.returncode == 1
+    assert done.stderr == "error: nothing can be written any more: [Errno 28] No space left on device\n"
+
+
 def test_help_imports_no_torch(tmp_path):
     code = (
         "import sys; from specdec.cli.main import main; main(['--help']); main(['config', '--model', 'm']);"

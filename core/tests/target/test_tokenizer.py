@@ -35,6 +35,13 @@ def test_another_directory_without_one(path, tmp_path):
         load_tokenizer(path, str(tmp_path))
 
 
+@pytest.mark.parametrize("wanted", ["/no/such/folder", "nowhere"])
+def test_another_directory_that_is_not_there(path, wanted):
+    """The message names the setting at fault, which is not the model."""
+    with pytest.raises(ModelNotFoundError, match=rf"^tokenizer: .*{wanted}'"):
+        load_tokenizer(path, wanted)
+
+
 def test_a_gguf_file_is_no_tokenizer(path, tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelNotFoundError, match=r"tokenizer: .*m.gguf' is a GGUF file"):

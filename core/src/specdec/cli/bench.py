@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         from specdec.cli.plot import require_matplotlib
 
-        require_matplotlib()
+        require_matplotlib(arguments.plot)
     for file in (arguments.json, arguments.plot):
         check_writable(file)
     with measuring.progress(arguments.rounds, variants, len(prompts), show=sys.stderr.isatty()) as bar:
@@ -144,10 +144,14 @@ def check_writable(file: str | None) -> None:
     """Refuse a result file before the measurement, not after it.
 
     Raises:
-        UsageError: the folder does not exist.
+        UsageError: the folder does not exist, or the file is a folder.
     """
-    if file and file != "-" and not Path(file).absolute().parent.is_dir():
+    if not file or file == "-":
+        return
+    if not Path(file).absolute().parent.is_dir():
         raise UsageError(f"cannot write {file}: there is no folder {Path(file).parent}.")
+    if Path(file).is_dir():
+        raise UsageError(f"cannot write {file}: it is a folder.")
 
 
 # --- report -------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         from specdec.cli.plot import require_matplotlib
 
-        require_matplotlib()
+        require_matplotlib(arguments.plot)
     for file in (arguments.json, arguments.plot):
         check_writable(file)
     params = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=0)

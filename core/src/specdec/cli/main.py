@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import logging
 import os
@@ -56,10 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line.
 
     Returns:
-        The exit code: 0; 1 when a command says so; 2 for a mistake of the user, told in one message; 130 after Ctrl-C.
+        The exit code: 0; 1 when a command says so, or when the disk is full; 2 for a mistake of the user, told in one
+        message; 130 after Ctrl-C; 141 when the reader of the output went away.
     """
     try:
-        return run(list(sys.argv[1:] if argv is None else argv))
+        code = run(list(sys.argv[1:] if argv is None else argv))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here a failure can still be told
+        return code
     except SpecdecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -67,9 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # the reader of our output went away; keep Python from complaining when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # its reader went away
         return 141
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"error: nothing can be written any more: {error}", file=sys.stderr)
+        _drop_output()
+        return 1
+
+
+def _drop_output() -> None:
+    """Keep Python from complaining when it writes the rest of standard output at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(argv: list[str]) -> int:

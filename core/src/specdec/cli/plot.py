@@ -13,14 +13,25 @@ class PlotLibraryMissingError(SpecdecError):
     """matplotlib is not installed."""
 
 
-def require_matplotlib() -> None:
-    """Check that pictures can be drawn.
+class PlotFormatError(SpecdecError):
+    """The name's ending is no format of pictures."""
+
+
+def require_matplotlib(file: str) -> None:
+    """Check that a picture can be drawn into this file, before what it shows is measured.
 
     Raises:
         PlotLibraryMissingError: with the line that installs what is missing.
+        PlotFormatError: matplotlib writes no files with this ending.
     """
     if find_spec("matplotlib") is None:
         raise PlotLibraryMissingError('--plot needs matplotlib: pip install "specdec-core[plot]".')
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    ending = Path(file).suffix.removeprefix(".").lower()
+    if ending and ending not in known:
+        raise PlotFormatError(f"--plot {file}: there is no format '.{ending}'; there are {', '.join(sorted(known))}.")
 
 
 def draw(summaries: list[dict[str, Any]], path: Path, title: str) -> None:

@@ -175,6 +175,7 @@ def _from_pretrained(
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             weights_only=True,
+            ignore_mismatched_sizes=True,  # `_check_tensors` refuses them and names them
         )
     except SpecdecError:
         raise
@@ -189,7 +190,9 @@ def _from_pretrained(
 
 def _check_tensors(path: Path, info: dict[str, Any]) -> None:
     missing = sorted(info.get("missing_keys", ()))
-    mismatched = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info.get("mismatched_keys", ()))
+    mismatched = sorted(
+        f"{key} {list(stored)} instead of {list(wanted)}" for key, stored, wanted in info.get("mismatched_keys", ())
+    )
     if missing:
         raise ModelLoadError(f"{path}: {len(missing)} tensors are missing: {_some(missing)}")
     if mismatched:

@@ -75,7 +75,10 @@ def _directory(wanted: str, cache_dir: str | None, trust_remote_code: bool) -> P
             return path
     except (OSError, RuntimeError) as error:  # a name too long, or no such home directory
         raise ModelNotFoundError(f"tokenizer: {wanted!r} cannot be read: {error}") from error
-    found = resolve_model(wanted, cache_dir, trust_remote_code=trust_remote_code)
+    try:
+        found = resolve_model(wanted, cache_dir, trust_remote_code=trust_remote_code)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"tokenizer: {str(error).removeprefix('model: ')}") from error
     if found.kind != "directory":
         raise ModelNotFoundError(
             f"tokenizer: {wanted!r} is a GGUF file; give a directory with tokenizer files, or a hub id"

@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from specdec.errors import SpecdecError
+from specdec.errors import ConfigError, SpecdecError
 from specdec_extract_hidden_states.command import extract
 from specdec_extract_hidden_states.shards import read_manifest, read_request
 from specdec_train.batches import Batch
@@ -102,9 +102,10 @@ def collect(options: TrainingOptions, layers: tuple[int, ...]) -> Answers:
 
     Raises:
         AnswersMissingError: fewer than two answers are long enough.
+        ConfigError: the output folder cannot be written.
     """
     folder = options.out / "answers"
-    options.out.mkdir(parents=True, exist_ok=True)
+    _make_folder(options.out)
     extract(
         argparse.Namespace(
             model=options.model,
@@ -136,6 +137,13 @@ def collect(options: TrainingOptions, layers: tuple[int, ...]) -> Answers:
     random.Random(options.seed).shuffle(records)
     num_held_out = max(1, round(options.held_out * len(records)))
     return Answers(folder, layers, records[num_held_out:], records[:num_held_out])
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output: {str(folder)!r} cannot be used: {error}", path="out") from error
 
 
 def _first_prompts(options: TrainingOptions) -> Path:

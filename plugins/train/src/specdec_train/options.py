@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import NOTHING, field, fields, frozen
+from attrs.validators import optional
 
 from specdec.errors import ConfigError
 
@@ -32,7 +33,7 @@ class TrainingOptions:
     prompts: Path
     out: Path
     dtype: str = "auto"
-    num_prompts: int | None = None
+    num_prompts: int | None = field(default=None, validator=optional(_within(1, 2**31, "at least 1")))
     max_tokens: int = field(default=256, validator=_within(2, 2**20, "at least 2"))
     temperature: float = field(default=0.0, validator=_within(0, 100, "at least 0"))
     num_steps: int = field(default=4, validator=_within(1, 16, "from 1 to 16"))

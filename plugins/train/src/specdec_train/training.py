@@ -43,7 +43,7 @@ def train(options: TrainingOptions) -> Evaluation:
     kind = KINDS[options.head]
     checkpoint = _checkpoint_of(options)
     text_config = load_config(options.model, checkpoint, trust_remote_code=False).get_text_config()
-    layers = feature_layers(text_config.num_hidden_layers)
+    layers = _feature_layers(text_config.num_hidden_layers)
     accelerator = Accelerator()
     with accelerator.main_process_first():
         answers = collect(options, layers)
@@ -72,6 +72,17 @@ def train(options: TrainingOptions) -> Evaluation:
         f"steps; the head is in {options.out / 'checkpoint'}, the curves in {options.out / 'progress.png'}"
     )
     return last
+
+
+def _feature_layers(num_layers: int) -> tuple[int, ...]:
+    """`feature_layers` of a target that has enough of them.
+
+    Raises:
+        ConfigError: it has too few.
+    """
+    if num_layers < 3:
+        raise ConfigError(f"--model: the target has {num_layers} layers; a head needs 3 or more", path="model")
+    return feature_layers(num_layers)
 
 
 def _run(

@@ -97,7 +97,7 @@ def commands(arguments: argparse.Namespace) -> dict[str, tuple[list[str], dict[s
 def measure(server: Server, arguments: argparse.Namespace, prompts: Path, folder: Path) -> dict[str, Any]:
     out = folder / "load.json"
     command = [sys.executable, "-m", "specdec.cli.main", "bench", "serve", "--base-url", server.url, "--model", NAME]
-    command += ["--dataset", str(prompts), "--num-prompts", str(arguments.num_prompts), "--json", str(out)]
+    command += ["--prompts", str(prompts), "--num-prompts", str(arguments.num_prompts), "--output-json", str(out)]
     command += ["--max-concurrency", str(arguments.concurrency), "--max-tokens", str(arguments.max_tokens)]
     command += ["--ignore-eos", "--num-warmups", "1"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

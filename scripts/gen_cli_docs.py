@@ -17,6 +17,9 @@ Every command with its options, from the parsers themselves; `specdec COMMAND --
 plugin brings say so. Options that set something of the [configuration](configuration.md) are the same for all
 commands and stand once, at the [end](#configuration-options).
 
+The model is `MODEL`, or `--model MODEL`, which is the same. Commands with other arguments, `generate` and `train`, take
+it as `--model` alone. `--prompts` is a file of prompts, `--output-json` a file for the numbers that were measured.
+
 Exit codes: 0; 1 when a command says so (a check that failed); 2 for a mistake, told in one message on the standard
 error; 130 after Ctrl-C.
 """

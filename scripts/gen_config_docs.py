@@ -112,7 +112,8 @@ def _server() -> str:
     from specdec_server.config import ServerConfig
 
     lead = (
-        "The table `[server]`, which `specdec serve` reads; its options on the command line have no prefix (`--port`)."
+        "The table `[server]`, which `specdec serve` reads; its options on the command line have no prefix (`--port`), "
+        "its variables do (`SPECDEC_SERVER_PORT`)."
     )
     return f"## Server\n\n{lead}\n\n{_table(leaves(ServerConfig, 'server'))}"
 
@@ -121,8 +122,8 @@ def _variables() -> str:
     rows = [
         ("`SPECDEC_CONFIG`", "configuration file"),
         (code(variable_name("speculative_config")), "the table `speculative` as JSON"),
-        ("`SPECDEC_<KEY>`", "any setting of the engine, speculation and plugins tables above"),
-        ("`SPECDEC_API_KEY`", "a key that requests to the server may bring, and that `specdec bench serve` sends"),
+        ("`SPECDEC_<KEY>`", "any setting of the engine, speculation, plugins and server tables above"),
+        ("`SPECDEC_API_KEY`", "the key that `specdec bench serve` sends"),
         (
             "`SPECDEC_CACHE`",
             f"cache directory for converted checkpoints, unless `cache_dir` ({flag_name('cache_dir')}) is set",
@@ -156,8 +157,10 @@ def _default(leaf: Leaf) -> str:
         return "required"
     factory = getattr(default, "factory", None)
     value = factory() if factory is not None else default
-    if value is None or (isinstance(value, tuple | list | dict) and not value):
+    if value is None:
         return "not set"
+    if isinstance(value, tuple | list | dict) and not value:
+        return "empty"
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

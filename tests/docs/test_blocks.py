@@ -70,12 +70,8 @@ def check_configuration(path: Path, values: dict[str, Any]) -> None:
     registry.plugin_config("verifier", config.verifier, config.verifier_options)
     for name, options in config.logits_processor_options.items():
         registry.plugin_config("logits_processor", name, options)
-    for table in COMMAND_TABLES:
-        layer = load_table(table, path, environ={})
-        if layer.values:
-            from specdec_server.config import ServerConfig
-
-            structure(ServerConfig, layer.values, table, layer.origins)
+    for table, command in COMMAND_TABLES.items():
+        load_table(table, registry.create("command", command, "config_class"), path, environ={})
 
 
 def check_speculative(registry: Registry, speculative: SpeculativeConfig) -> None:

@@ -164,8 +164,9 @@ def config_class() -> type | None:
 
     Returns:
         An attrs class. Its fields are the keys that the section ``speculative`` may carry beside the core's own
-        (proposers), or the keys of ``verifier_options`` (verifiers). A class variable ``NOTICE``, one sentence, is what
-        a user of the plugin must know; `specdec config` prints it.
+        (proposers), the keys of ``verifier_options`` (verifiers), or those of the table of the configuration file that
+        belongs to a command. A class variable ``NOTICE``, one sentence, is what a user of the plugin must know;
+        `specdec config` prints it. Fields with the metadata ``{"secret": True}`` are not shown there.
 
     Compatibility: since 0.1.
     """

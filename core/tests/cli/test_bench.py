@@ -85,7 +85,7 @@ def test_different_outputs_are_counted(fake_engine, monkeypatch):
 
 
 def test_json_holds_settings_machine_and_numbers(cli, fake_engine, tmp_path):
-    code, _, _ = cli("bench", "m", *METHOD, "--json", "out.json", "--num-prompts", "2", "--rounds", "2")
+    code, _, _ = cli("bench", "m", *METHOD, "--output-json", "out.json", "--num-prompts", "2", "--rounds", "2")
     assert code == 0
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["settings"]["num_prompts"] == 2
@@ -97,7 +97,7 @@ def test_json_holds_settings_machine_and_numbers(cli, fake_engine, tmp_path):
     assert ngram["config"]["speculative"]["method"] == "ngram"
     assert ngram["acceptance_rate_per_pos"] == [1.0, 0.0]
     assert len(ngram["tokens_per_second_per_round"]) == 2
-    _, out, _ = cli("bench", "m", *METHOD, "--json", "-")
+    _, out, _ = cli("bench", "m", *METHOD, "--output-json", "-")
     assert json.loads(out)["variants"]
 
 
@@ -105,6 +105,22 @@ def test_a_picture_is_drawn(cli, fake_engine, tmp_path):
     pytest.importorskip("matplotlib")
     assert cli("bench", "m", *METHOD, "--plot", "out.png")[0] == 0
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "message"),
+    [
+        ("--output-json", "nowhere/out.json", "cannot write nowhere/out.json: there is no folder nowhere."),
+        ("--output-json", ".", "cannot write .: it is a folder."),
+        ("--plot", ".", "cannot write .: it is a folder."),
+        ("--plot", "out.nosuch", "--plot out.nosuch: there is no format '.nosuch'; there are "),
+    ],
+)
+def test_files_that_cannot_be_written_are_told_before_measuring(cli, fake_engine, option, file, message):
+    code, out, err = cli("bench", "m", *METHOD, option, file)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert fake_engine == []
 
 
 def test_a_missing_plot_library_is_told_before_measuring(cli, fake_engine, monkeypatch):
@@ -122,7 +138,7 @@ def test_a_missing_plot_library_is_told_before_measuring(cli, fake_engine, monke
         (["m", *METHOD, "--prompts", "code_edt"], "Did you mean 'code_edit'?"),
         (["m", *METHOD, "--also", "{"], "--also '{': must be a JSON object"),
         (["m", "--also", '{"method": "x", "num_speculative_tokens": 99}'], "must be an integer from 1 to 64"),
-        (["m", *METHOD, "--json", "no/such/folder.json"], "there is no folder"),
+        (["m", *METHOD, "--output-json", "no/such/folder.json"], "there is no folder"),
         (["m", *METHOD, "--temperature", "-1"], "temperature is -1.0"),
     ],
 )

@@ -28,6 +28,7 @@ def test_every_setting_with_its_origin(cli, tmp_path, monkeypatch):
 def test_json(cli):
     _, out, _ = cli("config", "--model", "m", "--seed", "5", "--json")
     found = json.loads(out)
+    found["settings"].pop("server", None)
     assert from_kwargs(**found["settings"]) == from_kwargs("m", seed=5)
     assert found["sources"]["seed"] == "--seed"
     assert found["sources"]["fuse"] == "default"
@@ -96,3 +97,52 @@ def test_speculation_can_be_switched_off(cli, tmp_path):
     (tmp_path / "specdec.toml").write_text('model = "m"\n[speculative]\nmethod = "ngram"\n')
     _, out, _ = cli("config", "--speculative-config", "none")
     assert table(out)["speculative"].split()[1:] == ["not", "set", "--speculative-config"]
+
+
+def test_the_servers_table_is_shown_and_checked(cli, tmp_path, monkeypatch):
+    """By the mechanism of all settings: file, environment, options, origins; keys stay secret."""
+    pytest.importorskip("specdec_server")
+    (tmp_path / "specdec.toml").write_text('model = "m"\n[server]\nhost = "0.0.0.0"\napi_keys = ["sesame"]\n')
+    monkeypatch.setenv("SPECDEC_SERVER_MAX_CHOICES", "5")
+    code, out, err = cli("config", "--port", "9000", "--set", "server.retry_after=3")
+    lines = table(out)
+    assert (code, err) == (0, "")
+    assert lines["server.host"].split()[1:] == ["0.0.0.0", "specdec.toml:3"]
+    assert lines["server.port"].split()[1:] == ["9000", "--port"]
+    assert lines["server.retry_after"].split()[1:] == ["3", "--set"]
+    assert lines["server.max_choices"].split()[1:] == ["5", "environment", "SPECDEC_SERVER_MAX_CHOICES"]
+    assert lines["server.page"].split()[1:] == ["true", "default"]
+    assert lines["server.api_keys"].split()[1:] == ["hidden", "specdec.toml:4"]
+    _, out, _ = cli("config", "--json")
+    assert json.loads(out)["settings"]["server"]["host"] == "0.0.0.0"
+    assert "sesame" not in out
+    _, out, _ = cli("config", "--toml")
+    assert tomllib.loads(out)["server"]["max_choices"] == 5
+    (tmp_path / "specdec.toml").write_text('model = "m"\n[server]\nprot = 1\n')
+    code, _, err = cli("config")
+    assert code == 2
+    assert err == "error: unknown setting 'server.prot' (specdec.toml:3). Did you mean 'port'?\n"
+
+
+def test_a_commands_table_is_no_setting_of_other_commands(cli):
+    code, _, err = cli("generate", "--model", "m", "--set", "server.port=1", "text")
+    assert code == 2
+    assert "unknown setting 'server'" in err
+
+
+def test_the_model_is_an_argument_or_an_option(cli):
+    _, out, _ = cli("config", "one")
+    assert table(out)["model"].split()[1:] == ["one", "MODEL"]
+    code, _, err = cli("config", "one", "--model", "two")
+    assert (code, err) == (2, "error: model is given twice: 'one' and 'two'.\n")
+    code, _, err = cli("config", "--model", "two", "one")
+    assert (code, err) == (2, "error: model is given twice: 'two' and 'one'.\n")
+
+
+def test_a_method_that_needs_a_checkpoint_says_which(cli):
+    pytest.importorskip("specdec_eagle")
+    code, _, err = cli("config", "--model", "m", "--speculative.method", "eagle")
+    assert (code, err) == (
+        2,
+        "error: speculative.model is not set. It must be given: the head: a directory or a model id.\n",
+    )

@@ -78,7 +78,7 @@ def test_prompts_from_files(cli, fake_engine, tmp_path):
     ]
     (tmp_path / "p.jsonl").write_text("\n".join(lines))
     (tmp_path / "letter.txt").write_text("dear all,\nhello\n")
-    _, out, _ = cli("generate", "--model", "m", "--max-tokens", "9", "--file", "p.jsonl")
+    _, out, _ = cli("generate", "--model", "m", "--max-tokens", "9", "--prompts", "p.jsonl")
     prompts = fake_engine[0].calls[0][0]
     assert prompts == [
         "just text",
@@ -88,7 +88,7 @@ def test_prompts_from_files(cli, fake_engine, tmp_path):
         {"prompt_token_ids": [2, 7]},
     ]
     assert "--- named\na prompt" in out
-    _, out, _ = cli("generate", "--model", "m", "--max-tokens", "9", "--file", "letter.txt")
+    _, out, _ = cli("generate", "--model", "m", "--max-tokens", "9", "--prompts", "letter.txt")
     assert out == "dear all, hello\n"
 
 
@@ -104,7 +104,7 @@ def test_prompts_from_files(cli, fake_engine, tmp_path):
 def test_bad_prompt_files(cli, fake_engine, tmp_path, name, text, message):
     if text is not None:
         (tmp_path / name).write_text(text)
-    code, _, err = cli("generate", "--model", "m", "--file", name)
+    code, _, err = cli("generate", "--model", "m", "--prompts", name)
     assert code == 2
     assert message in err
     assert fake_engine == []
@@ -120,7 +120,7 @@ def test_no_prompt_on_a_terminal(cli, fake_engine, monkeypatch):
     terminal.isatty = lambda: True
     monkeypatch.setattr("sys.stdin", terminal)
     code, _, err = cli("generate", "--model", "m")
-    assert (code, err) == (2, "error: no prompt: give one as an argument, with --file, or on standard input.\n")
+    assert (code, err) == (2, "error: no prompt: give one as an argument, with --prompts, or on standard input.\n")
 
 
 def test_an_empty_prompt_is_the_engines_to_refuse(cli, fake_engine):

@@ -1,12 +1,14 @@
 """The command line as a whole: help, exit codes, one message for a mistake."""
 
+import argparse
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
-from specdec.cli.main import COMMANDS, main
+from specdec.cli.main import COMMANDS, build_parser, main
 from specdec.errors import ModelNotFoundError
 
 
@@ -55,7 +57,17 @@ def test_version(cli):
             ["generate", "--speculative.metod", "a", "x"],
             "error: unknown option '--speculative.metod'. Did you mean --spec",
         ),
-        (["config", "extra"], "error: unknown argument 'extra'."),
+        (["config", "m", "extra"], "error: unknown argument 'extra'."),
+        (
+            ["chat", "m", "--tensor-parallel-size", "2"],
+            "error: there is no option '--tensor-parallel-size'. One process drives one replica on one device;",
+        ),
+        (
+            ["chat", "m", "--gpu-memory-utilization=0.9"],
+            "error: there is no option '--gpu-memory-utilization'. Say how much instead: --kv-cache-memory 8GiB",
+        ),
+        (["chat", "m", "--speculative-model", "x"], "error: there is no option '--speculative-model'. Write it into"),
+        (["chat", "m", "--logprobs", "3"], "error: unknown option '--logprobs'."),
         (["generate", "--block-size"], "error: argument --block-size: expected one argument"),
         (["generate", "--temp", "3", "x"], "error: unknown option '--temp'."),
         (["generate", "x"], "error: model is not set. Pass --model"),
@@ -158,3 +170,42 @@ def test_only_the_command_that_was_typed_is_imported(tmp_path):
         "sys.exit(bool({'specdec.cli.chat', 'specdec.cli.bench'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True).returncode == 0
+
+
+def test_advice_for_options_of_vllm_names_what_exists():
+    """No option has advice and exists as well; options that the advice names exist."""
+    from specdec.cli.vllm_options import ADVICE
+
+    commands = _commands(build_parser(None))
+    for name in ("generate", "chat", "bench", "config", "serve"):
+        if name in commands:
+            assert not set(ADVICE) & set(commands[name]._option_string_actions), name
+    known = {option for parser in commands.values() for option in parser._option_string_actions}
+    named = {word for text in ADVICE.values() for word in re.findall(r"--[a-z][a-z-]+", text)}
+    assert named <= known
+
+
+def test_every_command_takes_the_model_by_the_same_rule():
+    """``--model`` everywhere a model is loaded, and MODEL where it is the only argument."""
+    for name, parser in _commands(build_parser(None)).items():
+        positional = [action.metavar or action.dest for action in parser._actions if not action.option_strings]
+        loads = "--model" in parser._option_string_actions and name != "bench.serve"
+        if loads and positional:
+            assert positional == ["MODEL"] or "MODEL" not in positional, name
+        assert loads == (name not in {"plugins", "new-plugin", "bench.serve", "top"}), name
+        if loads and name not in ("generate", "train"):
+            assert positional == ["MODEL"], name
+
+
+def test_one_thing_has_one_name():
+    """What went by two names in different commands."""
+    for name, parser in _commands(build_parser(None)).items():
+        options = set(parser._option_string_actions)
+        assert not options & {"--dataset", "--file", "--k", "--max-draft-tokens", "--out"}, name
+        if "--json" in options:
+            assert parser._option_string_actions["--json"].nargs == 0, name
+
+
+def _commands(parser):
+    action = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return action.choices

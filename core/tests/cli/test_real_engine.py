@@ -52,7 +52,20 @@ def test_chat_marks_accepted_tokens(cli, model, monkeypatch):
 
 
 def test_bench_compares(cli, model):
-    argv = ["bench", model, *FAST, *NGRAM, "--num-prompts", "2", "--max-tokens", "12", "--rounds", "2", "--json", "-"]
+    argv = [
+        "bench",
+        model,
+        *FAST,
+        *NGRAM,
+        "--num-prompts",
+        "2",
+        "--max-tokens",
+        "12",
+        "--rounds",
+        "2",
+        "--output-json",
+        "-",
+    ]
     code, out, _ = cli(*argv, "--prompts", "mt_bench")
     plain, ngram = json.loads(out)["variants"]
     assert code == 0

@@ -4,10 +4,12 @@ import json
 import tomllib
 
 import pytest
+from attrs import field, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.config import EngineConfig, describe, from_kwargs, load, to_dict, to_toml
+from specdec.config import EngineConfig, describe, from_kwargs, load, load_table, to_dict, to_toml
+from specdec.config import validators as check
 from specdec.config.files import find
 from specdec.errors import ConfigError
 
@@ -258,21 +260,76 @@ def test_toml_output_tells_sources(tmp_path):
     assert "block_size = 32  # a.toml:3" in to_toml(config, sources).splitlines()
 
 
+@frozen(kw_only=True)
+class Table:
+    """Stands for the configuration of a command."""
+
+    port: int = field(default=8000, validator=check.integer(0, 65535))
+    names: tuple[str, ...] = field(default=(), converter=check.as_tuple, validator=check.names())
+    keys: tuple[str, ...] = field(
+        default=(), converter=check.as_tuple, validator=check.names(), metadata={"secret": True}
+    )
+
+
 def test_a_commands_table_is_the_commands(tmp_path):
     """Every command can read a file that has the server's table; only the server looks into it."""
-    from specdec.config.load import load_table
-
     file = tmp_path / "specdec.toml"
     file.write_text('model = "m"\n\n[server]\nport = 9000\nanything = true\n')
-    config, origins = load(file, environ={})
+    config, origins = load(file, environ={"SPECDEC_SERVER_PORT": "no number"})
     assert config.model == "m"
     assert not any(path.startswith("server") for path in origins)
-    table = load_table("server", file, environ={})
-    assert table.values == {"port": 9000, "anything": True}
-    assert table.origins["server.port"] == f"{file}:4"
+    with pytest.raises(ConfigError, match=r"unknown setting 'server.anything' \(.*specdec.toml:5\)"):
+        load_table("server", Table, file, environ={})
     file.write_text('model = "m"\nserver = 3\n')
     with pytest.raises(ConfigError, match=r"server = 3 .*: must be a table"):
-        load_table("server", file, environ={})
+        load_table("server", Table, file, environ={})
     file.write_text('model = "m"\n[servr]\nport = 1\n')
     with pytest.raises(ConfigError, match="unknown setting 'servr'"):
         load(file, environ={})
+
+
+def test_a_commands_table_has_the_sources_of_all_settings(tmp_path):
+    file = tmp_path / "specdec.toml"
+    file.write_text('model = "m"\n[server]\nport = 9000\nnames = ["a"]\n')
+    table, origins = load_table("server", Table, file, environ={})
+    assert (table, origins) == (
+        Table(port=9000, names=("a",)),
+        {"server.port": f"{file}:3", "server.names": f"{file}:4", "server.keys": "default"},
+    )
+    environ = {"SPECDEC_SERVER_PORT": "9001", "SPECDEC_SERVER_NAMES": "b,c"}
+    table, origins = load_table("server", Table, file, environ=environ)
+    assert table == Table(port=9001, names=("b", "c"))
+    assert origins["server.port"] == "environment SPECDEC_SERVER_PORT"
+    table, origins = load_table(
+        "server", Table, file, {"server.port": 9002}, origins={"server.port": "--port"}, environ=environ
+    )
+    assert table == Table(port=9002, names=("b", "c"))
+    assert origins["server.port"] == "--port"
+    file.unlink()
+    assert load_table("server", Table, None, environ={}) == (
+        Table(),
+        dict.fromkeys(("server.port", "server.names", "server.keys"), "default"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("SPECDEC_SERVER_PORT", "x", r"server.port = 'x' \(environment SPECDEC_SERVER_PORT\): must be an integer"),
+        ("SPECDEC_SERVER_PORT", "70000", "server.port = 70000 .*: must be an integer from 0 to 65535"),
+        ("SPECDEC_SERVER_PROT", "1", "unknown setting 'SPECDEC_SERVER_PROT' .*Did you mean 'SPECDEC_SERVER_PORT'"),
+    ],
+)
+def test_a_commands_variables_are_checked(variable, text, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        load_table("server", Table, None, environ={variable: text})
+
+
+def test_secrets_of_a_table_are_not_shown():
+    table = Table(port=1, keys=("one", "two"))
+    shown = {setting.path: setting.value for setting in describe(table, {}, "server")}
+    assert shown == {"server.port": 1, "server.names": [], "server.keys": "hidden"}
+    text = to_toml(from_kwargs("m"), None, {"server": table})
+    assert tomllib.loads(text)["server"] == {"port": 1, "names": []}
+    assert "# keys is secret: set it by hand" in text.splitlines()
+    assert "one" not in text

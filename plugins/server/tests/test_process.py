@@ -114,7 +114,16 @@ def test_bench_serve_measures_it(process, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the quick brown fox"}\n{"prompt": "a draft model"}\n', encoding="utf-8")
     extra = '{"return_spec_stats": true}'
-    more = ["--dataset", str(prompts), "--ignore-eos", "--json", str(file), "--extra-body", extra, "--save-detailed"]
+    more = [
+        "--prompts",
+        str(prompts),
+        "--ignore-eos",
+        "--output-json",
+        str(file),
+        "--extra-body",
+        extra,
+        "--save-detailed",
+    ]
     assert main(["bench", "serve", *arguments, *more]) == 0
     assert "time to first token" in capsys.readouterr().out
     numbers = json.loads(file.read_text(encoding="utf-8"))

@@ -39,7 +39,18 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(head: str, target: Path, prompts: Path, out: Path, *more: str) -> int:
-    words = ["train", head, "--model", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
+    words = [
+        "train",
+        head,
+        "--model",
+        str(target),
+        "--prompts",
+        str(prompts),
+        "--output",
+        str(out),
+        "--dtype",
+        "float32",
+    ]
     words += ["--max-tokens", "24", "--epochs", "4", "--tokens-per-update", "64", "--num-steps", "3"]
     return main([*words, "--draft-vocab-size", "200", "--held-out", "0.25", "--inner-dim", "16", *more])
 

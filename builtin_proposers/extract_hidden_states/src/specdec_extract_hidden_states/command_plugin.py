@@ -11,25 +11,40 @@ from specdec.hookspecs import hookimpl
 @hookimpl
 def add_command(cli: argparse._SubParsersAction[Any]) -> None:
     """Add ``specdec extract``."""
+    from specdec.cli.parser import add_model
+
     parser = cli.add_parser(
         "extract",
         help="write a model's hidden states to safetensors files",
         description="Run a model over prompts and write the hidden states of chosen layers, and the tokens, to\n"
         "safetensors shards. Run again with the same settings, it goes on with the prompts that are not written yet.",
     )
-    parser.add_argument("model", help="a directory, a model id, a .gguf file or a bundled name such as demo:smollm2")
+    add_model(parser, None, "a directory, a model id, a .gguf file or a bundled name such as demo:smollm2")
     parser.add_argument("--prompts", required=True, metavar="FILE", help="prompts, one JSON object a line (.jsonl)")
     parser.add_argument("--output", required=True, metavar="DIR", help="directory of the shards")
     parser.add_argument("--layers", type=_layers, default=(), metavar="N,N", help="decoder layers, counted from 0")
     parser.add_argument("--no-final", action="store_true", help="leave out the final hidden states")
-    parser.add_argument("--hidden-dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--shard-size", default="256MiB", metavar="SIZE", help="default: %(default)s")
     parser.add_argument(
-        "--max-tokens", type=_count, default=1, metavar="N", help="output tokens (default: %(default)s)"
+        "--hidden-dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="type in which hidden states are written (default: %(default)s)",
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)s")
+    parser.add_argument(
+        "--shard-size", default="256MiB", metavar="SIZE", help="size at which a file is full (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="most output tokens of a prompt (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: %(default)s)"
+    )
     parser.add_argument("--dtype", default="auto", help="type of weights and activations (default: %(default)s)")
-    parser.add_argument("--max-model-len", type=_count, metavar="N", help="longest prompt with output")
+    parser.add_argument("--max-model-len", type=_count, metavar="N", help="most tokens of prompt and output together")
     parser.add_argument("--batch-size", type=_count, default=16, metavar="N", help="prompts at a time (default: 16)")
     parser.set_defaults(run=run)
 
@@ -49,6 +64,10 @@ def _count(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Extract."""
+    from specdec.cli.parser import UsageError
+
+    if arguments.model is None:
+        raise UsageError("no model: give MODEL or --model. See: specdec extract --help")
     from specdec_extract_hidden_states.command import extract
 
     return extract(arguments)

@@ -28,7 +28,7 @@ EXAMPLES = """\
   specdec bench demo:smollm2 --speculative-config '{"method": "ngram", "num_speculative_tokens": 8}' \\
           --also '{"method": "ngram", "num_speculative_tokens": 3}' --plot bench.png
       compare draft lengths, and draw the result
-  specdec bench --config specdec.toml --prompts my_prompts.jsonl --batch-size 16 --json bench.json
+  specdec bench --config specdec.toml --prompts my_prompts.jsonl --batch-size 16 --output-json bench.json
       your prompts, many at once; keep the numbers
   specdec bench serve --max-concurrency 16
       measure a running server instead (comes with specdec-server)"""
@@ -64,7 +64,9 @@ def add_parser(commands: Subparsers[Any]) -> None:
         "--also", metavar="JSON", action="append", default=[], help="one more speculative configuration to compare"
     )
     result = parser.add_argument_group("result")
-    result.add_argument("--json", metavar="FILE", help="write settings, machine and numbers; - is standard output")
+    result.add_argument(
+        "--output-json", metavar="FILE", help="write settings, machine and numbers; - is standard output"
+    )
     result.add_argument("--plot", metavar="FILE.png", help="draw the result (needs specdec-core[plot])")
     add_config_flags(parser)
     parser.set_defaults(run=run)
@@ -95,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         from specdec.cli.plot import require_matplotlib
 
         require_matplotlib(arguments.plot)
-    for file in (arguments.json, arguments.plot):
+    for file in (arguments.output_json, arguments.plot):
         check_writable(file)
     with measuring.progress(arguments.rounds, variants, len(prompts), show=sys.stderr.isatty()) as bar:
         measuring.measure(
@@ -159,13 +161,13 @@ def check_writable(file: str | None) -> None:
 
 def report(arguments: argparse.Namespace, variants: list[Variant], summaries: list[dict[str, Any]]) -> None:
     """The table, and the files that were asked for."""
-    result = as_json(arguments, variants, summaries) if arguments.json else {}
-    if arguments.json == "-":
+    result = as_json(arguments, variants, summaries) if arguments.output_json else {}
+    if arguments.output_json == "-":
         print(json.dumps(result, indent=2))
     else:
         show(summaries)
-    if arguments.json and arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if arguments.output_json and arguments.output_json != "-":
+        Path(arguments.output_json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if arguments.plot:
         from specdec.cli.plot import draw
 

@@ -39,6 +39,9 @@ HELP = """\
 /exit            leave; end of file does too
 Ctrl-C           stop the answer; at the prompt: leave"""
 
+NOT_SHOWN = ("n", "logprobs", "prompt_logprobs", "detokenize")
+"""Sampling parameters for what a conversation does not show: more than one answer, probabilities, token ids."""
+
 COMMANDS = ("/reset", "/stats", "/show-accepted", "/help", "/exit", "/quit")
 
 
@@ -56,7 +59,7 @@ def add_parser(commands: Subparsers[Any]) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--show-accepted", action="store_true", help="mark accepted draft tokens from the start")
     add_config_flags(parser)
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, skip=NOT_SHOWN)
     parser.set_defaults(run=run)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from specdec.cli.parser import Subparsers, add_command
 from specdec.config import describe, to_dict, to_toml
-from specdec.config.flags import add_config_flags, read_config
-from specdec.config.load import DEFAULT
+from specdec.config.flags import add_config_flags, add_model_argument, add_table_flags, read_config, read_table
+from specdec.config.load import COMMAND_TABLES, DEFAULT
 from specdec.config.structure import placed
 from specdec.errors import ConfigError
 
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from specdec.config import EngineConfig, Setting
 
 EXAMPLES = """\
-  specdec config --model demo:smollm2
+  specdec config demo:smollm2
       every setting; what is not set anywhere shows its default
   specdec config --config specdec.toml --block-size 32
       a file, with one setting of it overruled
-  specdec config --model demo:smollm2 --speculative.method ngram --toml > specdec.toml
+  specdec config demo:smollm2 --port 9000
+      the options of `specdec serve`, checked without serving
+  specdec config demo:smollm2 --speculative.method ngram --toml > specdec.toml
       write a file to start from"""
 
 
@@ -35,14 +37,18 @@ def add_parser(commands: Subparsers[Any]) -> None:
         "config",
         summary="show every setting and where its value comes from",
         description="Check the configuration and print every setting with its value and origin: the default, a line of "
-        "a file, an\nenvironment variable, or an option. Nothing is loaded but the options of the selected method.",
+        "a file, an\nenvironment variable, or an option. Nothing is loaded but the options of the selected method. "
+        "Tables of commands,\nsuch as [server], are checked when the command is installed.",
         examples=EXAMPLES,
-        usage="specdec config [options]",
+        usage="specdec config [options] [MODEL]",
     )
+    add_model_argument(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON: values, and the origin of each")
     form.add_argument("--toml", action="store_true", help="print a file that says the same")
     add_config_flags(parser)
+    for name, cls in command_tables():
+        add_table_flags(parser, cls, name)
     parser.set_defaults(run=run)
 
 
@@ -51,18 +57,42 @@ def run(arguments: argparse.Namespace) -> int:
     config, sources = read_config(arguments)
     method, notices = check_plugins(config, sources)
     left_out = method_defaults(method, config)
+    tables = {name: read_table(arguments, cls, name) for name, cls in command_tables()}
+    of_commands = [setting for name, (table, at) in tables.items() for setting in describe(table, at, name)]
+    sources = {**sources, **{setting.path: setting.origin for setting in of_commands}}
     if arguments.json:
-        facts = {"settings": to_dict(config), "sources": sources, "notices": notices}
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        settings = {**to_dict(config), **nested(of_commands)}
+        print(json.dumps({"settings": settings, "sources": sources, "notices": notices}, indent=2, ensure_ascii=False))
     elif arguments.toml:
-        print(to_toml(config, sources), end="")
+        print(to_toml(config, sources, {name: table for name, (table, _) in tables.items()}), end="")
     else:
-        settings = describe(config, sources)
-        place = 1 + max(at for at, setting in enumerate(settings) if setting.path.startswith("speculative"))
-        show([*settings[:place], *left_out, *settings[place:]])
+        shown = describe(config, sources)
+        place = 1 + max(at for at, setting in enumerate(shown) if setting.path.startswith("speculative"))
+        show([*shown[:place], *left_out, *shown[place:], *of_commands])
         for notice in notices:
             print(notice)
     return 0
+
+
+def command_tables() -> Iterator[tuple[str, type]]:
+    """The tables of the installed commands, and the classes of their settings."""
+    from specdec.registry import Registry
+
+    registry = Registry()
+    for name, command in COMMAND_TABLES.items():
+        if any(
+            entry.kind == "command" and entry.name == command and entry.status == "ok" for entry in registry.entries()
+        ):
+            yield name, registry.create("command", command, "config_class")
+
+
+def nested(settings: list[Setting]) -> dict[str, Any]:
+    """Settings of tables as a file would hold them."""
+    tables: dict[str, Any] = {}
+    for setting in settings:
+        table, _, key = setting.path.partition(".")
+        tables.setdefault(table, {})[key] = setting.value
+    return tables
 
 
 def check_plugins(config: EngineConfig, sources: Mapping[str, str]) -> tuple[Any, list[str]]:

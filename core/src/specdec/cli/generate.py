@@ -23,7 +23,7 @@ EXAMPLES = """\
       complete one prompt
   specdec generate --model demo:smollm2 --chat --temperature 0 --max-tokens 200 "What is a monad?"
       answer through the model's chat template, the same every time
-  specdec generate --model demo:smollm2 --file prompts.jsonl --json > outputs.jsonl
+  specdec generate --model demo:smollm2 --prompts prompts.jsonl --json > outputs.jsonl
       many prompts at once; one JSON object a line for each
   cat letter.txt | specdec generate --model demo:smollm2 --max-tokens 100
       the prompt on standard input
@@ -45,7 +45,8 @@ def add_parser(commands: Subparsers[Any]) -> None:
     )
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="prompts; - reads one from standard input")
     parser.add_argument(
-        "--file",
+        "--prompts",
+        dest="file",
         metavar="FILE",
         help="a .jsonl file with one prompt a line (a string, or an object with prompt, prompt_token_ids, turns or "
         "messages); any other file is one prompt",

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from specdec.cli.vllm_options import ADVICE
 from specdec.config.problems import closest
 from specdec.errors import SpecdecError
 
@@ -49,6 +50,8 @@ class Parser(argparse.ArgumentParser):
 def unknown_arguments(extras: list[str], known: Iterable[str]) -> str:
     """What to say about arguments that no option and no position takes."""
     wrong = next((extra for extra in extras if extra.startswith("-")), extras[0]).partition("=")[0]
+    if wrong in ADVICE:
+        return f"there is no option {wrong!r}. {ADVICE[wrong]}"
     if wrong.startswith("--speculative.") and "--set" in (known := tuple(known)):
         path = wrong[2:].replace("-", "_")
         near = closest(wrong, [option for option in known if option.startswith("--speculative.")], cutoff=0.85)
@@ -58,6 +61,35 @@ def unknown_arguments(extras: list[str], known: Iterable[str]) -> str:
     hint = f" Did you mean --{near}?" if near and wrong.startswith("-") else ""
     kind = "option" if wrong.startswith("-") else "argument"
     return f"unknown {kind} {wrong!r}.{hint}"
+
+
+def add_model(parser: argparse.ArgumentParser, default: str | None, help_text: str) -> None:
+    """Let a command without an engine's configuration take its model as other commands do: ``MODEL`` or ``--model``.
+
+    Args:
+        parser: the command's parser; the name stands in the attribute ``model`` of what it parses.
+        default: the model when none is given; None when one must be.
+        help_text: what is said of it.
+    """
+    parser.add_argument("--model", action=_ModelAction, default=default, metavar="MODEL", help=help_text)
+    parser.add_argument(
+        "model",
+        nargs="?",
+        action=_ModelAction,
+        default=argparse.SUPPRESS,
+        metavar="MODEL",
+        help="the same as --model",
+    )
+
+
+class _ModelAction(argparse.Action):
+    """Take the model once, whichever way it is given."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
+        before = getattr(namespace, "model_given", values)
+        if before != values:
+            raise UsageError(f"model is given twice: {before!r} and {values!r}.")
+        namespace.model = namespace.model_given = values
 
 
 def add_command(

@@ -68,7 +68,7 @@ def from_arguments(texts: Sequence[str], file: str | None) -> list[Prompt]:
 
 def _from_stdin() -> Prompt:
     if sys.stdin is None or sys.stdin.isatty():
-        raise InvalidRequestError("no prompt: give one as an argument, with --file, or on standard input.")
+        raise InvalidRequestError("no prompt: give one as an argument, with --prompts, or on standard input.")
     text = sys.stdin.read()
     return Prompt(id="stdin", text=text.removesuffix("\n"))
 

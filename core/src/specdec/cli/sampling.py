@@ -11,10 +11,14 @@ if TYPE_CHECKING:
 _COLLECTED = "sampling_settings"
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+def add_sampling_flags(parser: argparse.ArgumentParser, *, skip: tuple[str, ...] = ()) -> None:
     """Add one option for each field of `SamplingParams`; ``--sampling.NAME`` where the engine has NAME too.
 
     Structured output has options of its own, see `specdec.cli.structured`.
+
+    Args:
+        parser: the command's parser.
+        skip: fields that the command has no use for.
     """
     from specdec.cli.structured import add_structured_flags
     from specdec.config.flags import add_class_flags, flag_name
@@ -26,7 +30,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     rename = {name: flag_name(f"sampling.{name}") for name in names if flag_name(name) in taken}
     nested = tuple(name for name in names if "." in name)
     group = parser.add_argument_group("sampling")
-    add_class_flags(group, SamplingParams, _COLLECTED, skip=nested, rename=rename)
+    add_class_flags(group, SamplingParams, _COLLECTED, skip=(*nested, *skip), rename=rename)
     add_structured_flags(parser.add_argument_group("structured output, one of"))
 
 

@@ -24,40 +24,62 @@ class Setting:
     doc: str
 
 
-def describe(config: EngineConfig, sources: Mapping[str, str] | None = None) -> list[Setting]:
-    """Every setting with its value, origin and meaning.
+HIDDEN = "hidden"
+"""Stands for the value of a secret."""
+
+
+def describe(config: Any, sources: Mapping[str, str] | None = None, section: str = "") -> list[Setting]:
+    """Every setting with its value, origin and meaning; secrets with their values hidden.
 
     Args:
-        config: the configuration.
-        sources: origins by dotted path, from `load`; a setting that is missing there is called default.
+        config: the engine's configuration, or that of a command's own table.
+        sources: origins by dotted path, from `load` or `load_table`; a setting that is missing there is called default.
+        section: the name of the table; empty for the engine.
     """
-    values = to_dict(config)
-    docs = {leaf.path: leaf.doc for leaf in leaves(EngineConfig)}
-    return [
-        Setting(
-            path,
-            _look_up(values, path),
-            (sources or {}).get(path, DEFAULT),
-            docs.get(path) or ("option of the method" if "." in path else "How draft tokens are proposed."),
-        )
-        for path in setting_paths(config)
-    ]
+    values = {section: to_dict(config)} if section else to_dict(config)
+    found = {leaf.path: leaf for leaf in leaves(type(config), section)}
+    settings = []
+    for path in setting_paths(config) if isinstance(config, EngineConfig) else found:
+        leaf, value = found.get(path), _look_up(values, path)
+        if leaf is not None and value and is_secret(leaf.attribute):
+            value = HIDDEN
+        doc = leaf.doc if leaf else "option of the method" if "." in path else "How draft tokens are proposed."
+        settings.append(Setting(path, value, (sources or {}).get(path, DEFAULT), doc))
+    return settings
 
 
-def to_dict(config: EngineConfig) -> dict[str, Any]:
-    """The configuration as nested plain values; what `load` reads from a file, and equal to it when read back."""
+def to_dict(config: Any) -> dict[str, Any]:
+    """A configuration as nested plain values; what a file would hold, and equal to it when read back."""
     return _plain_class(config)
 
 
-def to_toml(config: EngineConfig, sources: Mapping[str, str] | None = None) -> str:
+def to_toml(
+    config: EngineConfig, sources: Mapping[str, str] | None = None, tables: Mapping[str, Any] | None = None
+) -> str:
     """The configuration as a TOML file that loads to an equal configuration; settings that are None stand as comments.
 
     Args:
         config: the configuration.
         sources: when given, each line ends in a comment that says where the value came from.
+        tables: configurations of commands' own tables, by name. Their secrets are left out, with a comment.
     """
-    values = to_dict(config)
-    return "\n".join(_toml_table(values, "", sources)) + "\n"
+    lines = _toml_table(to_dict(config), "", sources)
+    for name, table in (tables or {}).items():
+        values = to_dict(table)
+        secrets = [a.name for a in attrs.fields(type(table)) if is_secret(a) and values.pop(a.name)]
+        notes = [f"# {secret} is secret: set it by hand" for secret in secrets]
+        lines += ["", f"[{name}]", *notes, *_toml_table(values, name, sources)]
+    return "\n".join(lines) + "\n"
+
+
+def toml_of(values: Mapping[str, Any]) -> str:
+    """Nested plain values as the text of a TOML file; those that are None are left out."""
+    return "\n".join(_toml_table({key: value for key, value in values.items() if value is not None}, "", None)) + "\n"
+
+
+def is_secret(attribute: attrs.Attribute[Any]) -> bool:
+    """Whether a field's value must not be shown; its metadata say so (``{"secret": True}``)."""
+    return bool(attribute.metadata.get("secret"))
 
 
 def _plain_class(instance: Any) -> dict[str, Any]:

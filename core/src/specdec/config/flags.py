@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 from specdec.config.introspect import Leaf, leaves, unwrap_optional
-from specdec.config.load import load, variable_name
+from specdec.config.load import load, load_table, variable_name
 from specdec.config.problems import InvalidValueError
 from specdec.config.schema import EngineConfig, SpeculativeConfig
 from specdec.config.sizes import is_size
@@ -18,8 +18,16 @@ from specdec.config.text import is_list_of_scalars, parse_text, parse_untyped
 from specdec.config.validators import find_check
 from specdec.errors import ConfigError
 
+T = TypeVar("T")
+
 _OVERRIDES = "settings"
 """Attribute of the parsed arguments that collects path -> (value, option)."""
+
+_POSITIONAL = "MODEL"
+"""The argument that is the model; every command without other arguments has it."""
+
+_TABLES = "command_tables"
+"""Attribute that names the commands' own tables whose settings may be among them."""
 
 
 def flag_name(path: str) -> str:
@@ -35,15 +43,14 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a .toml, .yaml or .json file; specdec.toml of the working directory when not given",
     )
-    add = group.add_argument
-    add(
+    group.add_argument(
         "--speculative-config",
         metavar="JSON",
         action=_action(_OVERRIDES, "speculative", SpeculativeConfig | None),
         help="the whole speculative table as JSON, with vLLM's keys: "
         """'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'; none switches speculation off""",
     )
-    add(
+    group.add_argument(
         "--set",
         metavar="PATH=VALUE",
         action=_SetAction,
@@ -53,12 +60,31 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         add_flag(group, leaf, flag_name(leaf.path), _OVERRIDES)
 
 
+def add_table_flags(parser: argparse.ArgumentParser, cls: type, table: str) -> None:
+    """Add one option for each setting of a command's own table, without the table's name: ``--port``.
+
+    Args:
+        parser: the command's parser.
+        cls: the attrs class of the table.
+        table: its name, a key of `specdec.config.load.COMMAND_TABLES`.
+    """
+    group = parser.add_argument_group(table)
+    for leaf in leaves(cls, table):
+        add_flag(group, leaf, flag_name(leaf.path.removeprefix(f"{table}.")), _OVERRIDES, free_text=True)
+    parser.set_defaults(**{_TABLES: (*(parser.get_default(_TABLES) or ()), table)})
+
+
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Let the model be given as a positional argument too."""
     model = next(leaf for leaf in leaves(EngineConfig) if leaf.path == "model")
     action = _action(_OVERRIDES, "model", model.annotation)
     parser.add_argument(
-        "MODEL", nargs="?", metavar="MODEL", action=action, default=argparse.SUPPRESS, help="the same as --model"
+        _POSITIONAL,
+        nargs="?",
+        metavar=_POSITIONAL,
+        action=action,
+        default=argparse.SUPPRESS,
+        help="the same as --model",
     )
 
 
@@ -68,12 +94,25 @@ def read_config(arguments: argparse.Namespace) -> tuple[EngineConfig, dict[str, 
     Raises:
         ConfigError: as `specdec.config.load`.
     """
-    given = getattr(arguments, _OVERRIDES, None) or {}
-    return load(
-        arguments.config,
-        {path: value for path, (value, _) in given.items()},
-        origins={path: option for path, (_, option) in given.items()},
-    )
+    tables = getattr(arguments, _TABLES, ())
+    values, origins = _given(arguments, lambda path: path.partition(".")[0] not in tables)
+    return load(arguments.config, values, origins=origins)
+
+
+def read_table(arguments: argparse.Namespace, cls: type[T], table: str) -> tuple[T, dict[str, str]]:
+    """A command's own table, from the options of `add_table_flags`, the environment and the file.
+
+    Raises:
+        ConfigError: as `specdec.config.load_table`.
+    """
+    values, origins = _given(arguments, lambda path: path.partition(".")[0] == table)
+    return load_table(table, cls, arguments.config, values, origins=origins)
+
+
+def _given(arguments: argparse.Namespace, wanted: Callable[[str], bool]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The wanted settings of the command line, and the options they came from."""
+    given = {path: item for path, item in (getattr(arguments, _OVERRIDES, None) or {}).items() if wanted(path)}
+    return {path: value for path, (value, _) in given.items()}, {path: option for path, (_, option) in given.items()}
 
 
 def add_flag(parser: Any, leaf: Leaf, flag: str, collect_in: str, *, free_text: bool = False) -> None:
@@ -123,8 +162,10 @@ def _default(attribute: attrs.Attribute[Any]) -> str:
     factory = getattr(default, "factory", None)
     if factory is not None:
         default = factory()
-    if default is None or default in ((), {}, []):
+    if default is None:
         return "not set"
+    if default in ((), {}, []):
+        return "empty"
     if isinstance(default, tuple | list):
         return ",".join(map(str, default))
     return str(default).lower() if isinstance(default, bool) else str(default)
@@ -149,6 +190,8 @@ def _metavar(leaf: Leaf, kind: Any) -> str:
 
 def _collect(namespace: argparse.Namespace, collect_in: str, path: str, value: Any, option: str) -> None:
     given = dict(getattr(namespace, collect_in, None) or {})
+    if path in given and given[path][0] != value and _POSITIONAL in (option, given[path][1]):
+        raise ConfigError(f"{path} is given twice: {given[path][0]!r} and {value!r}.", path=path)
     given[path] = (value, option)
     setattr(namespace, collect_in, given)
 
@@ -161,6 +204,7 @@ def _action(collect_in: str, path: str, annotation: Any, *, repeats: bool = Fals
             super().__init__(option_strings, dest=argparse.SUPPRESS, **kwargs)
 
         def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
+            option = option or self.metavar
             if repeats:
                 before, _ = (getattr(namespace, collect_in, None) or {}).get(path, ([], ""))
                 value: Any = [*before, values]
@@ -233,8 +277,10 @@ __all__ = [
     "add_class_flags",
     "add_config_flags",
     "add_flag",
+    "add_table_flags",
     "flag_name",
     "read_class",
     "read_config",
+    "read_table",
     "variable_name",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -26,6 +26,8 @@ from specdec.config.schema import EngineConfig, SpeculativeConfig
 from specdec.config.structure import structure
 from specdec.config.text import parse_text
 
+T = TypeVar("T")
+
 ENVIRONMENT_PREFIX = "SPECDEC_"
 CONFIG_VARIABLE = "SPECDEC_CONFIG"
 """Names the configuration file when no option does."""
@@ -33,9 +35,9 @@ CONFIG_VARIABLE = "SPECDEC_CONFIG"
 DEFAULT = "default"
 """Origin of a value that no source sets."""
 
-COMMAND_TABLES = ("server",)
-"""Tables of a configuration file that belong to a command, not to the engine. `load` leaves them out; the command reads
-its table with `load_table` and checks it."""
+COMMAND_TABLES = {"server": "serve"}
+"""Tables that belong to a command, not to the engine, and that command. `load` leaves them out of a file; the command
+reads its table with `load_table` and the class that its plugin's `config_class` returns."""
 
 
 @attrs.frozen
@@ -83,25 +85,39 @@ def load(
 
 
 def load_table(
-    name: str, path: str | os.PathLike[str] | None = None, *, environ: Mapping[str, str] | None = None
-) -> Layer:
-    """A command's own table of the configuration file that `load` reads with the same ``path``, not checked yet.
+    name: str,
+    cls: type[T],
+    path: str | os.PathLike[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    origins: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[T, dict[str, str]]:
+    """Load a command's own table from the sources that `load` has for the engine's settings.
+
+    Args:
+        name: the table, a key of `COMMAND_TABLES`.
+        cls: the attrs class of its settings.
+        path: as for `load`.
+        overrides: values of the command line by dotted path, ``{"server.port": 9000}``.
+        origins: as for `load`.
+        environ: as for `load`; ``SPECDEC_SERVER_PORT`` sets ``server.port``.
 
     Returns:
-        Its values, and the origin of each by dotted path (``server.port``); empty when there is no file or no table.
+        The configuration, and the origin of every setting by dotted path, as `load` gives them.
 
     Raises:
-        ConfigError: the file cannot be read, or the name does not stand for a table in it.
+        ConfigError: as `load`, and when the name does not stand for a table in the file.
     """
     assert name in COMMAND_TABLES
-    file = _choose_file(path, os.environ if environ is None else environ)
-    if file is None:
-        return Layer({}, {})
-    values, origins = files.read(file)
-    table = values.get(name, {})
-    if not isinstance(table, Mapping):
-        raise InvalidValueError(name, table, "a table", origin=origins.get(name))
-    return Layer(dict(table), {key: at for key, at in origins.items() if key.partition(".")[0] == name})
+    environ = os.environ if environ is None else environ
+    file = _choose_file(path, environ)
+    layers = [_only_table(name, Layer(*files.read(file)))] if file else []
+    layers.append(environment_layer(environ, cls, name))
+    layers.append(override_layer(overrides or {}, origins or {}))
+    values, known = merged(layers)
+    config = structure(cls, values.get(name, {}), name, known)
+    return config, {leaf.path: known.get(leaf.path) or DEFAULT for leaf in leaves(cls, name)}
 
 
 def from_kwargs(model: str | os.PathLike[str], **kwargs: Any) -> EngineConfig:
@@ -133,13 +149,7 @@ def combine(layers: Iterable[Layer]) -> tuple[EngineConfig, dict[str, str]]:
     Raises:
         ConfigError: as `load`.
     """
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for layer in layers:
-        for table in layer.replaces:
-            _drop(values, origins, table)
-        _merge(values, layer.values)
-        origins.update({path: _origin(path, layer.origins) for path in files.paths(layer.values)})
+    values, origins = merged(layers)
     if values.get("model") is None:
         structure(EngineConfig, {**values, "model": "m"}, origins=origins)  # a misspelt key may be what should say it
         remedy = "Pass --model, or set it in specdec.toml; demo:smollm2 is the demonstration model."
@@ -148,20 +158,41 @@ def combine(layers: Iterable[Layer]) -> tuple[EngineConfig, dict[str, str]]:
     return config, _all_origins(config, origins)
 
 
-def environment_layer(environ: Mapping[str, str]) -> Layer:
+def merged(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of all sources, later ones first in rank, and the origin of each by dotted path."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        for table in layer.replaces:
+            _drop(values, origins, table)
+        _merge(values, layer.values)
+        origins.update({path: _origin(path, layer.origins) for path in files.paths(layer.values)})
+    return values, origins
+
+
+def environment_layer(environ: Mapping[str, str], cls: type = EngineConfig, section: str = "") -> Layer:
     """The settings in environment variables: ``SPECDEC_`` and the dotted path in capitals with ``_`` for the dots.
 
-    ``SPECDEC_SPECULATIVE_CONFIG`` holds the whole ``speculative`` table as JSON.
+    ``SPECDEC_SPECULATIVE_CONFIG`` holds the engine's whole ``speculative`` table as JSON.
+
+    Args:
+        environ: the environment.
+        cls: the configuration class whose settings are looked for.
+        section: the table it stands for; empty for the engine's settings.
 
     Raises:
         ConfigError: a value cannot be parsed, or a variable looks like a misspelt setting.
     """
-    known = {variable_name(leaf.path): (leaf.path, leaf.annotation) for leaf in leaves(EngineConfig)}
-    known[variable_name("speculative_config")] = ("speculative", SpeculativeConfig | None)
+    known: dict[str, tuple[str, Any]] = {
+        variable_name(leaf.path): (leaf.path, leaf.annotation) for leaf in leaves(cls, section)
+    }
+    if cls is EngineConfig:
+        known[variable_name("speculative_config")] = ("speculative", SpeculativeConfig | None)
+    prefix = variable_name(f"{section}.") if section else ENVIRONMENT_PREFIX
     values, origins, whole = dict[str, Any](), dict[str, str](), list[str]()
     # the whole table first, so that single settings of it can be added
     names = sorted(
-        (name for name in environ if name.startswith(ENVIRONMENT_PREFIX) and environ[name]),
+        (name for name in environ if name.startswith(prefix) and environ[name]),
         key=lambda name: known.get(name, ("", None))[0] != "speculative",
     )
     for name in names:
@@ -198,6 +229,13 @@ def setting_paths(config: EngineConfig) -> list[str]:
 def variable_name(path: str) -> str:
     """The environment variable of a setting."""
     return ENVIRONMENT_PREFIX + path.replace(".", "_").upper()
+
+
+def _only_table(name: str, layer: Layer) -> Layer:
+    table = layer.values.get(name, {})
+    if not isinstance(table, Mapping):
+        raise InvalidValueError(name, table, "a table", origin=layer.origins.get(name))
+    return Layer({name: table}, {key: at for key, at in layer.origins.items() if key.partition(".")[0] == name})
 
 
 def _without_command_tables(layer: Layer) -> Layer:

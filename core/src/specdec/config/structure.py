@@ -23,7 +23,7 @@ from cattrs.errors import (
 )
 from cattrs.gen import make_dict_structure_fn
 
-from specdec.config.introspect import field_types, unwrap_optional
+from specdec.config.introspect import field_docs, field_types, unwrap_optional
 from specdec.config.problems import (
     InvalidValueError,
     MissingSettingError,
@@ -216,9 +216,15 @@ def _class_problems(error: Exception, cls: Any, data: Any, path: str) -> Iterato
     elif note is None:
         yield _from_validator(error, cls, data, path)
     elif isinstance(error, KeyError):
-        yield MissingSettingError(join(path, note.name), f"Set {note.name!r} in the configuration.")
+        yield MissingSettingError(join(path, note.name), _what_it_is(cls, note.name))
     else:
         yield from _field_problems(error, cls, data, join(path, note.name), note.name)
+
+
+def _what_it_is(cls: Any, name: str) -> str:
+    """What to give for a field without a default, in the words of its docstring."""
+    doc = field_docs(cls).get(name, "")
+    return f"It must be given: {doc[:1].lower()}{doc[1:]}" if doc else f"Set {name!r} in the configuration."
 
 
 def _field_problems(error: Exception, cls: Any, data: Any, path: str, name: str) -> Iterator[ConfigError]:

@@ -30,7 +30,7 @@ def demonstrate(arguments: argparse.Namespace) -> int:
     """Measure and show; the exit code."""
     console = make_console()
     config = demo_config(arguments.model, arguments.dtype)
-    methods, left_out = installed_methods(config, arguments.k)
+    methods, left_out = installed_methods(config, arguments.num_speculative_tokens)
     variants = measuring.variants_of(config, methods)
     prompts = bundled_prompts()[: arguments.num_prompts]
     introduce(console, variants, len(prompts), arguments.model)

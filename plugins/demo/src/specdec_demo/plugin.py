@@ -13,6 +13,8 @@ MODEL = "demo:smollm2"
 @hookimpl
 def add_command(cli: argparse._SubParsersAction[Any]) -> None:
     """Add ``specdec demo``."""
+    from specdec.cli.parser import add_model
+
     parser = cli.add_parser(
         "demo",
         help="decode real prompts with a small model, plainly and with each installed method",
@@ -23,11 +25,11 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
         ("--num-prompts", 4, "prompts, at most 8"),
         ("--max-tokens", 96, "most output tokens of a prompt"),
         ("--rounds", 2, "turns of each method"),
-        ("--k", 5, "draft tokens per step (num_speculative_tokens)"),
+        ("--num-speculative-tokens", 5, "most draft tokens per step"),
     ):
         help_text = f"{text} (default: %(default)s)"
         parser.add_argument(flag, type=_positive, default=default, metavar="N", help=help_text)
-    parser.add_argument("--model", default=MODEL, help="another model (default: %(default)s)")
+    add_model(parser, MODEL, "another model (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", help="type of weights and activations (default: %(default)s)")
     parser.set_defaults(run=run)
 

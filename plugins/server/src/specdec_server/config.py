@@ -24,8 +24,10 @@ class ServerConfig:
     """Port to listen on; 0 takes a free one."""
     served_model_name: tuple[str, ...] = field(default=(), converter=check.as_tuple, validator=check.names())
     """Names that requests may use for the model, the first one in answers; the model's own when not set."""
-    api_keys: tuple[str, ...] = field(default=(), converter=check.as_tuple, validator=check.names())
-    """Keys of which requests must bring one as "Authorization: Bearer KEY"; SPECDEC_API_KEY adds one; none: open."""
+    api_keys: tuple[str, ...] = field(
+        default=(), converter=check.as_tuple, validator=check.names(), metadata={"secret": True}
+    )
+    """Keys of which requests must bring one as "Authorization: Bearer KEY"; without any the server is open."""
     allowed_origins: tuple[str, ...] = field(default=(), converter=check.as_tuple, validator=check.names())
     """Web origins that browsers may call from (CORS), * for all."""
     max_body_size: Size = field(default="8MiB", validator=check.size())

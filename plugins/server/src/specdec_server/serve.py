@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import uvicorn
 
-from specdec.config import structure
-from specdec.config.flags import read_config
-from specdec.config.load import load_table
+from specdec.config.flags import read_config, read_table
 from specdec.errors import ConfigError
 from specdec_server.api.service import Service
 from specdec_server.app import create_app, read_template
@@ -30,14 +27,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COLLECTED = "server_settings"
-KEY_VARIABLE = "SPECDEC_API_KEY"
 _POLL_SECONDS = 0.05
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
-    server_config = read_server_config(arguments)
+    server_config, _ = read_table(arguments, ServerConfig, ServerConfig.SECTION)
     engine_config, _ = read_config(arguments)
     template = read_template(server_config.chat_template)
     listening = listen(server_config)
@@ -57,21 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
         listening.close()
         llm.close()
     return 0
-
-
-def read_server_config(arguments: argparse.Namespace) -> ServerConfig:
-    """The table ``[server]`` of the configuration file, the options, and the key in the environment.
-
-    Raises:
-        ConfigError: a key is unknown or a value not allowed.
-    """
-    table = load_table("server", arguments.config)
-    given: dict[str, tuple[Any, str]] = getattr(arguments, COLLECTED, None) or {}
-    values = {**table.values, **{name: value for name, (value, _) in given.items()}}
-    origins = {**table.origins, **{f"server.{name}": option for name, (_, option) in given.items()}}
-    config: ServerConfig = structure(ServerConfig, values, "server", origins)
-    key = os.environ.get(KEY_VARIABLE)
-    return attrs.evolve(config, api_keys=(*config.api_keys, key)) if key else config
 
 
 def with_prometheus(config: EngineConfig) -> EngineConfig:

@@ -10,9 +10,9 @@ from specdec_train.options import DEFAULTS, HEADS
 
 EXAMPLES = """\
 examples:
-  specdec train eagle3 --model demo:smollm2 --prompts prompts.jsonl --out heads/eagle3
+  specdec train eagle3 --model demo:smollm2 --prompts prompts.jsonl --output heads/eagle3
       let the model answer the prompts, and train a head on the answers
-  specdec train medusa --model my-model --prompts prompts.jsonl --out heads/medusa --num-steps 4 --epochs 1
+  specdec train medusa --model my-model --prompts prompts.jsonl --output heads/medusa --num-steps 4 --epochs 1
       the same command again goes on where it stopped
   specdec bench my-model --speculative-config '{"model": "heads/eagle3/checkpoint"}' --prompts other.jsonl
       measure what came out"""
@@ -46,7 +46,13 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("head", choices=HEADS, help="kind of head")
     parser.add_argument("--model", required=True, help="target model: a directory, a model id or a bundled name")
     parser.add_argument("--prompts", required=True, metavar="FILE", help=".jsonl file, one prompt a line")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for answers, progress and the checkpoint")
+    parser.add_argument(
+        "--output",
+        dest="out",
+        required=True,
+        metavar="DIR",
+        help="folder for answers, progress and the checkpoint",
+    )
     for flag, text in FLAGS.items():
         default = DEFAULTS[flag.removeprefix("--").replace("-", "_")]
         kind = float if isinstance(default, float) else int

@@ -21,15 +21,16 @@ from specdec.config.text import parse_object
 from specdec_server.bench.client import Result
 from specdec_server.bench.load import Load, first_model, run_load
 from specdec_server.bench.report import summary, tables
-from specdec_server.serve import KEY_VARIABLE
 
+KEY_VARIABLE = "SPECDEC_API_KEY"
+"""Holds the key to send when no option does."""
 _PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report; 1 when a request failed."""
-    check_writable(arguments.json)
-    prompts = read_set(arguments.dataset)
+    check_writable(arguments.output_json)
+    prompts = read_set(arguments.prompts)
     extra = _extra_body(arguments.extra_body)
     results, duration, model = asyncio.run(_measure(arguments, prompts, extra))
     numbers = summary(results, duration, arguments.percentiles)
@@ -92,7 +93,7 @@ def body_of(prompt: Prompt, endpoint: str) -> dict[str, Any]:
 
 
 def _report(arguments: argparse.Namespace, model: str, numbers: dict[str, Any], results: Sequence[Result]) -> None:
-    names = ("base_url", "endpoint", "dataset", "num_prompts", "burstiness", "max_concurrency", "max_tokens")
+    names = ("base_url", "endpoint", "prompts", "num_prompts", "burstiness", "max_concurrency", "max_tokens")
     settings = {name: getattr(arguments, name) for name in (*names, "temperature", "seed", "ignore_eos", "extra_body")}
     rate = arguments.request_rate
     settings |= {"model": model, "request_rate": "inf" if math.isinf(rate) else rate}
@@ -100,11 +101,11 @@ def _report(arguments: argparse.Namespace, model: str, numbers: dict[str, Any], 
     if arguments.save_detailed:
         content["requests"] = [_detail(result) for result in results]
     text = json.dumps(content, indent=2)
-    if arguments.json == "-":
+    if arguments.output_json == "-":
         print(text)
         return
-    if arguments.json:
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+    if arguments.output_json:
+        Path(arguments.output_json).write_text(text + "\n", encoding="utf-8")
     console = make_console()
     for table in tables(numbers, arguments.percentiles):
         console.print(table)

@@ -9,9 +9,9 @@ from typing import Any
 from specdec.hookspecs import hookimpl
 
 EXAMPLES = """\
-  specdec bench serve --dataset code_edit --num-prompts 64 --max-concurrency 16
+  specdec bench serve --prompts code_edit --num-prompts 64 --max-concurrency 16
       sixteen at a time, as fast as the server on port 8000 answers
-  specdec bench serve --base-url http://box:9000 --dataset my.jsonl --request-rate 4 --json load.json
+  specdec bench serve --base-url http://box:9000 --prompts my.jsonl --request-rate 4 --output-json load.json
       four requests a second at random moments; keep the numbers"""
 
 
@@ -38,7 +38,7 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
     target.add_argument("--api-key", metavar="KEY", help="SPECDEC_API_KEY when not given")
     work = parser.add_argument_group("work")
     work.add_argument(
-        "--dataset",
+        "--prompts",
         default="code_edit",
         metavar="FILE|SET",
         help="a .jsonl file or a bundled set (default: %(default)s)",
@@ -70,8 +70,8 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
     result.add_argument(
         "--percentiles", type=_percentiles, default=(50.0, 90.0, 99.0), metavar="A,B", help="(default: 50,90,99)"
     )
-    result.add_argument("--json", metavar="FILE", help="write settings and numbers; - is standard output")
-    result.add_argument("--save-detailed", action="store_true", help="with --json: each request too")
+    result.add_argument("--output-json", metavar="FILE", help="write settings and numbers; - is standard output")
+    result.add_argument("--save-detailed", action="store_true", help="with --output-json: each request too")
     parser.set_defaults(run=run)
 
 

@@ -18,7 +18,7 @@ EXAMPLES = """\
 def add_command(cli: argparse._SubParsersAction[Any]) -> None:
     """Add ``specdec serve``."""
     from specdec.cli.parser import add_command as add_parser
-    from specdec.config.flags import add_class_flags, add_config_flags, add_model_argument
+    from specdec.config.flags import add_config_flags, add_model_argument, add_table_flags
     from specdec_server.config import ServerConfig
 
     parser = add_parser(
@@ -30,9 +30,17 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
         usage="specdec serve [options] [MODEL]",
     )
     add_model_argument(parser)
-    add_class_flags(parser.add_argument_group("server"), ServerConfig, "server_settings")
+    add_table_flags(parser, ServerConfig, ServerConfig.SECTION)
     add_config_flags(parser)
     parser.set_defaults(run=run)
+
+
+@hookimpl
+def config_class() -> type:
+    """The table ``[server]``."""
+    from specdec_server.config import ServerConfig
+
+    return ServerConfig
 
 
 def run(arguments: argparse.Namespace) -> int:

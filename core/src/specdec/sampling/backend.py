@@ -159,7 +159,7 @@ class SamplingBackend(ABC):
         """
 
     def match(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict | None:
-        """Verify a whole step by the rule of `match`, if this backend has something faster than drawing every row.
+        """Verify a whole step by the rule of `match`, if this backend has a faster way than drawing every row.
 
         The runs are those that `draw` of every row, with `Purpose.SAMPLE`, leads to: each request's longest drafted
         path that equals the samples, then the sample of its last row. Rows that no path reaches need not be looked at.
@@ -175,7 +175,7 @@ class SamplingBackend(ABC):
         return None
 
     def reject(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict | None:
-        """Verify a whole step of chains by the rule of `rejection`, if this backend has something faster than its parts.
+        """Verify a whole step of chains by the rule of `rejection`, if this backend has a faster way than its parts.
 
         The runs are those that `accept` of every draft token leads to: each request's draft tokens before the first
         rejection, and the token that `recover` gives in the rejected one's place; after a draft kept whole the `draw`

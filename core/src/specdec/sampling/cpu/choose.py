@@ -184,6 +184,7 @@ def race(
 def choose(
     row: Any, first: Any, temperature: Any, seed: Any, position: Any, purpose: Any, words: Any, bounds: Any
 ) -> Any:
+    """The score and the token of a range that starts at token ``first``: its argmax at temperature 0, else its race."""
     if temperature == 0:
         score, token = argmax(row)
     else:

@@ -55,10 +55,10 @@ def _may_be_reached(block: int, first: int, number: int) -> bool:
         return True
     states = int64s(word(block, Job.STATES), first + number + 1)
     before = states[first + number - 1]
-    if before == OPEN or before == _ACCEPTED:
-        return True
-    states[first + number] = LEFT_OUT
-    return False
+    possible = bool((before == OPEN) | (before == _ACCEPTED))
+    if not possible:
+        states[first + number] = LEFT_OUT
+    return possible
 
 
 @kernel

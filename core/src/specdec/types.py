@@ -99,8 +99,9 @@ class PackedBatch:
     max_query_len: int
     max_seq_len: int
     parents: Tensor | None = None
-    """int32 [T] for trees: parent of each token among the request's own tokens of this batch, -1 for its first; None
-    when every request is a chain or a prefill chunk."""
+    """int32 [T] for trees: parent of each token among the request's own tokens of this batch, -1 for one that follows
+    what was cached before: the first one, and others where a head grows a tree. None when every request is a chain or
+    a prefill chunk."""
 
 
 @frozen(eq=False, kw_only=True)

@@ -193,6 +193,17 @@ class CountsSlots(Sound):
         return Plan(evolve(batch, positions=torch.cat(places)), cache)
 
 
+class TakesOneRoot(Sound):
+    """Lets every token of a tree see the first one that its request adds."""
+
+    def plan(self, batch: PackedBatch, cache: KVCache) -> Plan:
+        if batch.parents is None:
+            return Plan(batch, cache)
+        parents = batch.parents.clamp(min=0)
+        parents[batch.query_start_loc[:-1].long()] = -1
+        return Plan(evolve(batch, parents=parents), cache)
+
+
 def write_too_much(plan: Plan, layer: AttentionLayer, out: torch.Tensor, **_: Any) -> torch.Tensor:
     plan.cache.layers[layer.index].values[(plan.batch.slot_mapping + 1) % (plan.cache.num_blocks * 4)] *= 1.5
     return out
@@ -239,6 +250,7 @@ FAULTS: list[tuple[Callable[[], AttentionBackend], str]] = [
     (changed(softcap=none), "test_layers"),
     (changed(sinks=bool), "test_layers"),
     (changed(parents=none), "test_trees"),
+    (TakesOneRoot, "test_trees_with_several_roots"),
     (CountsSlots, "test_windows_count_depth"),
     (changed(parents=lambda parents: None if parents is None else parents.clamp(max=0)), "test_chains_as_trees"),
     (spoilt("returns doubles", to_double), "test_output_form"),

@@ -68,6 +68,9 @@ LAYERS: dict[str, dict[str, Any]] = {
 TREES: list[list[int]] = [[-1, 0, 0, 1, 1, 2, 3], [-1], [-1, 0, 1, 2], [-1, 0, 0, 0, 0]]
 """Parents of each request's tokens; the third is a chain."""
 
+FORESTS: list[list[int]] = [[-1, -1, 0, 1, 1, -1, 2], [-1, 0, 1], [-1, -1, -1], [-1, 0, -1, 2, 2]]
+"""The same with several roots, which come late as well; the second is a chain."""
+
 
 class AttentionBackendContract(PluginContract):
     """What every attention backend must hold to. A subclass gives the fixture `backend`.
@@ -170,6 +173,14 @@ class AttentionBackendContract(PluginContract):
             self.require(backend, layer, trees=True)
             lengths = [(cached, len(row)) for cached, row in zip((5, 9, 0, 3), TREES, strict=True)]
             case = self.case(lengths, layer, parents=TREES)
+            self.expect(case, self.attend(backend, case))
+
+    def test_trees_with_several_roots(self, backend: AttentionBackend) -> None:
+        """Tokens without a parent follow the context, and do not see one another; draft heads grow such trees."""
+        for layer in (attention_layer(), attention_layer(sliding_window=3)):
+            self.require(backend, layer, trees=True)
+            lengths = [(cached, len(row)) for cached, row in zip((9, 5, 0, 3), FORESTS, strict=True)]
+            case = self.case(lengths, layer, parents=FORESTS)
             self.expect(case, self.attend(backend, case))
 
     def test_windows_count_depth(self, backend: AttentionBackend) -> None:

@@ -57,7 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     config, sources = read_config(arguments)
     method, notices = check_plugins(config, sources)
     left_out = method_defaults(method, config)
-    tables = {name: read_table(arguments, cls, name) for name, cls in command_tables()}
+    tables: dict[str, tuple[Any, dict[str, str]]] = {
+        name: read_table(arguments, cls, name) for name, cls in command_tables()
+    }
     of_commands = [setting for name, (table, at) in tables.items() for setting in describe(table, at, name)]
     sources = {**sources, **{setting.path: setting.origin for setting in of_commands}}
     if arguments.json:

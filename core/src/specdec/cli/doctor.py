@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from specdec.cli.bench import count as positive
 from specdec.cli.parser import Subparsers, UsageError, add_command
 from specdec.cli.prompts import bundled_sets
 from specdec.config import SpeculativeConfig, structure
+from specdec.config.describe import toml_of
 from specdec.config.flags import add_config_flags, add_model_argument, read_config
 from specdec.config.text import parse_object
 from specdec.errors import SpecdecError
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   specdec doctor demo:smollm2
       try every installed method that needs no checkpoint, on code edits
-  specdec doctor demo:smollm2 --prompts my_prompts.jsonl --batch-sizes 1,8,32 --json doctor.json --plot doctor.png
+  specdec doctor demo:smollm2 --prompts my.jsonl --batch-sizes 1,8,32 --output-json doctor.json --plot doctor.png
       your prompts, several batch sizes; keep the numbers and draw them
   specdec doctor MODEL --also '{"method": "draft_model", "model": "path/to/small"}'
       try a draft model, too"""
@@ -58,8 +60,8 @@ def add_parser(commands: Subparsers[Any]) -> None:
     counts = (
         ("--num-prompts", 4, "prompts taken from the beginning of the set"),
         ("--max-tokens", 96, "most output tokens of a prompt"),
-        ("--rounds", 2, "turns of each measurement"),
-        ("--max-draft-tokens", 8, "longest draft that is tried"),
+        ("--rounds", 2, "turns in which step time is measured; prompts are answered once by each method"),
+        ("--num-speculative-tokens", 8, "longest draft that is tried"),
     )
     for flag, default, text in counts:
         work.add_argument(flag, type=positive, default=default, metavar="N", help=f"{text} (default: %(default)s)")
@@ -84,7 +86,9 @@ def add_parser(commands: Subparsers[Any]) -> None:
         "--only-given", action="store_true", help="try only the methods that were given, not the installed"
     )
     result = parser.add_argument_group("result")
-    result.add_argument("--json", metavar="FILE", help="write everything that was measured; - is standard output")
+    result.add_argument(
+        "--output-json", metavar="FILE", help="write everything that was measured; - is standard output"
+    )
     result.add_argument("--plot", metavar="FILE.png", help="draw the result (needs specdec-core[plot])")
     add_config_flags(parser)
     parser.set_defaults(run=run)
@@ -99,25 +103,25 @@ def run(arguments: argparse.Namespace) -> int:
     from specdec.sampling.params import SamplingParams
 
     config, sources = read_config(arguments)
-    candidates, skipped = _candidates(arguments, config)
+    candidates, incomplete = _candidates(arguments, config)
     if arguments.plot:
         from specdec.cli.plot import require_matplotlib
 
         require_matplotlib(arguments.plot)
-    for file in (arguments.json, arguments.plot):
+    for file in (arguments.output_json, arguments.plot):
         check_writable(file)
     params = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=0)
     plain = attrs.evolve(fair(config, sources), speculative=None)
-    found = _diagnose(arguments, plain, candidates, skipped, params)
+    found = _diagnose(arguments, plain, candidates, incomplete, params)
     best = found.recommended(arguments.batch_sizes[0])
     measured = None if best is None else _check(arguments, plain, best[0], best[1], params)
     result = as_json(arguments, found, best, measured)
-    if arguments.json == "-":
+    if arguments.output_json == "-":
         print(json.dumps(result, indent=2))
     else:
-        show(arguments, found, best, measured)
-    if arguments.json and arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        show(config.model, found, best, measured)
+    if arguments.output_json and arguments.output_json != "-":
+        Path(arguments.output_json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if arguments.plot:
         from specdec.cli.plot import draw_diagnosis
 
@@ -127,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _candidates(arguments: argparse.Namespace, config: EngineConfig) -> tuple[list[SpeculativeConfig], dict[str, str]]:
     """What to try: the configuration's method, those of ``--also``, and what is installed."""
-    k = arguments.max_draft_tokens
+    k = arguments.num_speculative_tokens
     given = [] if config.speculative is None else [config.speculative]
     for text in arguments.also:
         try:
@@ -139,23 +143,24 @@ def _candidates(arguments: argparse.Namespace, config: EngineConfig) -> tuple[li
         if not given:
             raise UsageError("--only-given needs a method, with --speculative-config or --also.")
         return given, {}
-    installed, skipped = diagnosis.methods_without_checkpoint(config, k)
+    installed, incomplete = diagnosis.methods_without_checkpoint(config, k)
     names = {one.method for one in given}
-    return [*given, *(one for one in installed if one.method not in names)], skipped
+    return [*given, *(one for one in installed if one.method not in names)], incomplete
 
 
 def _diagnose(
     arguments: argparse.Namespace,
     plain: EngineConfig,
     candidates: Sequence[SpeculativeConfig],
-    skipped: dict[str, str],
+    incomplete: dict[str, str],
     params: SamplingParams,
 ) -> Diagnosis:
     prompts = read_prompts(arguments)
-    k = arguments.max_draft_tokens
-    lengths = sum(length <= k for length in diagnosis.LENGTHS)
-    turns = len(arguments.batch_sizes) * lengths * arguments.rounds + len(candidates) * len(prompts)
-    with measuring.progress_bar(turns, show=sys.stderr.isatty()) as bar:
+    k = arguments.num_speculative_tokens
+    work = diagnosis.num_measured_steps(arguments.batch_sizes, k, arguments.rounds)
+    work += len(candidates) * (len(prompts) + 2)
+    with measuring.progress_bar(work, show=sys.stderr.isatty()) as bar:
+        _say(f"measuring steps of {', '.join(map(str, arguments.batch_sizes))} requests with up to {k} draft tokens")
         times = diagnosis.measure_step_times(
             plain,
             prompts,
@@ -165,32 +170,39 @@ def _diagnose(
             rounds=arguments.rounds,
             advance=bar.one,
         )
-        methods, refused = list[Any](), dict(skipped)
+        methods, refused = list[Any](), dict[str, str]()
         for candidate in candidates:
+            name = candidate.method or str(candidate.model)
+            _say(f"measuring {name} on {len(prompts)} prompts")
             try:
                 methods.append(diagnosis.measure_method(plain, candidate, prompts, params, bar.one))
             except SpecdecError as error:
-                refused[candidate.method or str(candidate.model)] = str(error).partition("\n")[0]
-    return diagnosis.Diagnosis(step_times=times, methods=tuple(methods), skipped=refused)
+                refused[name] = str(error).partition("\n")[0]
+    return diagnosis.Diagnosis(step_times=times, methods=tuple(methods), incomplete=incomplete, refused=refused)
+
+
+def _say(text: str) -> None:
+    """What is being done, where no progress bar says it."""
+    if not sys.stderr.isatty():
+        print(f"{text} …", file=sys.stderr, flush=True)
 
 
 def _check(
     arguments: argparse.Namespace, plain: EngineConfig, facts: MethodFacts, k: int, params: SamplingParams
 ) -> dict[str, Any]:
-    """The recommendation against plain decoding, in turns."""
+    """The recommendation against plain decoding, in turns, each prompt once."""
     speculative = attrs.evolve(facts.speculative, num_speculative_tokens=k, speculation="auto")
     variants = measuring.variants_of(plain, [speculative])
     prompts = read_prompts(arguments)
-    with measuring.progress(arguments.rounds, variants, len(prompts), show=sys.stderr.isatty()) as bar:
-        measuring.measure(
-            variants,
-            prompts,
-            params,
-            rounds=arguments.rounds,
-            batch_size=arguments.batch_sizes[0],
-            advance=bar.advance,
-        )
-    return measuring.summary(variants[1], variants[0])
+    _say(f"checking {facts.name} with k={k} against plain decoding")
+    with measuring.progress(1, variants, len(prompts), show=sys.stderr.isatty()) as bar:
+        measuring.measure_once(variants, prompts, params, batch_size=arguments.batch_sizes[0], advance=bar.advance)
+    ours, theirs = variants[1].overall, variants[0].overall
+    return {
+        "speed_up": ours.decode_rate / theirs.decode_rate if theirs.decode_rate else 1.0,
+        "speed_up_with_prompts": ours.tokens_per_second / theirs.tokens_per_second,
+        **measuring.summary(variants[1], variants[0]),
+    }
 
 
 # --- report -------------------------------------------------------------------------------------
@@ -205,7 +217,16 @@ def as_json(
     """Everything that was measured, as plain values."""
     from specdec.cli.machine import describe_machine
 
-    work = ("prompts", "num_prompts", "max_tokens", "rounds", "max_draft_tokens", "batch_sizes", "temperature", "raw")
+    work = (
+        "prompts",
+        "num_prompts",
+        "max_tokens",
+        "rounds",
+        "num_speculative_tokens",
+        "batch_sizes",
+        "temperature",
+        "raw",
+    )
     return {
         "settings": {name: getattr(arguments, name) for name in work},
         "machine": describe_machine(),
@@ -218,14 +239,15 @@ def as_json(
             for times in found.step_times
         ],
         "methods": [_method_json(found, facts) for facts in found.methods],
-        "skipped": dict(found.skipped),
+        "skipped": {**found.incomplete, **found.refused},
         "recommended": None
         if best is None
         else {
             "method": best[0].name,
             "num_speculative_tokens": best[1],
             "predicted_speed_up": best[2],
-            "measured_speed_up": measured["ratio_of_medians"] if measured else None,
+            "measured_speed_up": measured["speed_up"] if measured else None,
+            "confirmed": measured is not None and measured["speed_up"] > 1.0,
             "config": snippet(best[0], best[1]),
         },
         "check": measured,
@@ -237,6 +259,7 @@ def _method_json(found: Diagnosis, facts: MethodFacts) -> dict[str, Any]:
     return {
         "method": facts.name,
         "draft_share": facts.draft_share,
+        "drafted_per_pos": list(facts.drafted),
         "acceptance_rate_per_pos": list(facts.acceptance),
         "draft_ms_at_1": 1000 * facts.draft_seconds_first,
         "draft_ms_at_most": 1000 * facts.draft_seconds_last,
@@ -247,15 +270,17 @@ def _method_json(found: Diagnosis, facts: MethodFacts) -> dict[str, Any]:
 
 
 def snippet(facts: MethodFacts, k: int) -> str:
-    """The configuration to copy."""
+    """The section of a configuration file to copy."""
+    return "[speculative]\n" + toml_of(_settings(facts, k))
+
+
+def _settings(facts: MethodFacts, k: int) -> dict[str, Any]:
     values = {"method": facts.speculative.method, "model": facts.speculative.model, "num_speculative_tokens": k}
-    values |= facts.speculative.options
-    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None]
-    return "\n".join(["[speculative]", *lines])
+    return {key: value for key, value in values.items() if value is not None} | facts.speculative.options
 
 
 def show(
-    arguments: argparse.Namespace,
+    model: str,
     found: Diagnosis,
     best: tuple[MethodFacts, int, float] | None,
     measured: dict[str, Any] | None,
@@ -266,7 +291,10 @@ def show(
     console = make_console()
     console.print(_step_table(found))
     console.print(_method_table(found))
-    for name, reason in found.skipped.items():
+    if found.incomplete:
+        names = ", ".join(found.incomplete)
+        console.print(f"not tried: {names}; they need options, such as a checkpoint: see --also", markup=False)
+    for name, reason in found.refused.items():
         console.print(f"not tried: {name}: {reason}", markup=False)
     times = found.step_times[0]
     if best is None or measured is None:
@@ -275,11 +303,17 @@ def show(
             console.print(f"  {facts.name}: {found.why_not(facts, times)}", markup=False)
         return
     facts, k, predicted = best
-    ratio = measured["ratio_of_medians"]
-    console.print(f"\nRecommended: {facts.name} with k={k}: predicted {predicted:.2f}x, measured {ratio:.2f}x.")
-    if ratio < 1.0:
-        console.print("The measurement does not confirm the prediction: repeat it when the machine is quiet.")
-    console.print(snippet(facts, k), markup=False)
+    ratio, whole = measured["speed_up"], measured["speed_up_with_prompts"]
+    numbers = f"predicted {predicted:.2f}x, measured {ratio:.2f}x ({whole:.2f}x with the time for the prompts)"
+    if ratio <= 1.0:
+        console.print(f"\nSpeculation does not pay here (batch size {times.batch_size}), though it might have:")
+        console.print(f"  {facts.name} with k={k}: {numbers}. Repeat it when the machine is quiet.", markup=False)
+        return
+    console.print(f"\nRecommended: {facts.name} with k={k}: {numbers}.")
+    console.print("In a configuration file, for --config:\n")
+    console.print(toml_of({"model": model}) + "\n" + snippet(facts, k), markup=False, soft_wrap=True)
+    options = json.dumps(_settings(facts, k))
+    console.print(f"or on the command line: --speculative-config {shlex.quote(options)}", markup=False, soft_wrap=True)
 
 
 def _step_table(found: Diagnosis) -> Any:

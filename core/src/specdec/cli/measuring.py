@@ -7,8 +7,8 @@ are compared by the medians over rounds. Commands of plugins may use this module
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,18 @@ class Variant:
         return median(run.decode_rate for run in self.runs)
 
     @property
+    def overall(self) -> Run:
+        """All rounds together."""
+        return Run(
+            round=len(self.runs),
+            seconds=sum(run.seconds for run in self.runs),
+            num_tokens=sum(run.num_tokens for run in self.runs),
+            stats=self.stats,
+            num_decoded=sum(run.num_decoded for run in self.runs),
+            decode_seconds=sum(run.decode_seconds for run in self.runs),
+        )
+
+    @property
     def stats(self) -> EngineStats:
         """What the engine did in all rounds together."""
         return sum_stats([run.stats for run in self.runs])
@@ -102,6 +114,8 @@ def measure(
 ) -> None:
     """Run every variant on the prompts, ``rounds`` times, and add what was measured to it.
 
+    From the second round on, methods that learn from finished requests know the answers; see `measure_once`.
+
     A short generation before the first round is not measured. Each prompt has the same seed in every variant and round.
 
     Args:
@@ -115,16 +129,53 @@ def measure(
     Raises:
         SpecdecError: an engine cannot start, or a prompt is not acceptable.
     """
+    with _running(variants, prompts, params) as (engines_of, inputs, seeded):
+        for number in range(rounds):
+            for variant, engine in _rotated(engines_of, number):
+                _turn(variant, engine, inputs, seeded, number, batch_size, advance)
+
+
+def measure_once(
+    variants: Sequence[Variant],
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    batch_size: int,
+    advance: Callable[[Variant, int], None] | None = None,
+) -> None:
+    """Run every variant on each prompt once, in turns after each batch, and add a run for each batch to it.
+
+    Nothing is repeated, so that methods which learn from finished requests do not know the answers. Arguments and
+    errors are as for `measure`.
+    """
+    with _running(variants, prompts, params) as (engines_of, inputs, seeded):
+        for number, start in enumerate(range(0, len(inputs), batch_size)):
+            part = slice(start, start + batch_size)
+            for variant, engine in _rotated(engines_of, number):
+                _turn(variant, engine, inputs[part], seeded[part], number, batch_size, advance, is_new=True)
+
+
+_Engines = list[tuple["Variant", Any]]
+
+
+@contextmanager
+def _running(
+    variants: Sequence[Variant], prompts: Sequence[Prompt], params: SamplingParams
+) -> Iterator[tuple[_Engines, list[Any], list[SamplingParams]]]:
+    """Warm engines of the variants, the prompts as they take them, and their parameters."""
     with ExitStack() as stack:
         engines_of = [(variant, stack.enter_context(engines.open_llm(variant.config))) for variant in variants]
         inputs = [prompt.for_engine(engines_of[0][1]) for prompt in prompts]
         seeded = [attrs.evolve(params, seed=number) for number in range(len(prompts))]
         for _, engine in engines_of:
             warm_up(engine, inputs[0], params)
-        for number in range(rounds):
-            for position in range(len(engines_of)):
-                variant, engine = engines_of[(position + number) % len(engines_of)]
-                _turn(variant, engine, inputs, seeded, number, batch_size, advance)
+        yield engines_of, inputs, seeded
+
+
+def _rotated(engines_of: _Engines, number: int) -> _Engines:
+    """The order in which variants take turns in a round."""
+    first = number % len(engines_of)
+    return [*engines_of[first:], *engines_of[:first]]
 
 
 def warm_up(engine: Any, prompt: Any, params: SamplingParams) -> None:
@@ -140,7 +191,10 @@ def _turn(
     number: int,
     batch_size: int,
     advance: Callable[[Variant, int], None] | None,
+    *,
+    is_new: bool = False,
 ) -> None:
+    """One variant's turn; ``is_new`` says that the prompts were not in an earlier one."""
     outputs = []
     before, seconds = engine.stats(), 0.0
     for start in range(0, len(inputs), batch_size):
@@ -161,9 +215,9 @@ def _turn(
             decode_seconds=sum(map(_decode_seconds, outputs)),
         )
     )
-    if number == 0:
-        variant.token_ids = token_ids
-        variant.texts = [output.outputs[0].text for output in outputs]
+    if number == 0 or is_new:
+        variant.token_ids += token_ids
+        variant.texts += [output.outputs[0].text for output in outputs]
 
 
 def _decode_seconds(output: RequestOutput) -> float:
@@ -226,6 +280,8 @@ def progress_bar(total: int, *, show: bool) -> _Progress:
 
 
 class _Progress:
+    """A bar on a terminal; elsewhere one line on standard error for each kind of work as it begins."""
+
     def __init__(self, total: int, *, show: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

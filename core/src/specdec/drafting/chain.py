@@ -109,35 +109,62 @@ class ChainDrafter:
             next_logits: runs draft tokens; the last token of a draft is not run.
         """
         writer = _Writer(len(limits), self._threshold > 0)
-        temperature, seeds = sampling_tensors(batch, logits.device)
-        ends = torch.tensor([len(tokens) for tokens in batch.token_ids], device=logits.device)
-        active = np.flatnonzero(limits > 0)
+        active = _Active.of(batch, np.flatnonzero(limits > 0), logits.device)
         for depth in range(int(limits.max(initial=0))):
             confidence = None
             if self._threshold > 0:
                 confidence = logits.float().softmax(dim=-1).amax(dim=-1)
                 sure = (confidence >= self._threshold).cpu()
-                active, logits, confidence = active[sure.numpy()], logits[sure], confidence[sure]
-            if not len(active):
+                active, logits, confidence = active.only(sure.numpy()), logits[sure], confidence[sure]
+            if not len(active.chosen):
                 break
-            rows = torch.from_numpy(active).to(logits.device)
             tokens, probs = self._sampler.choose(
                 logits,
-                temperature[rows],
-                seeds[rows],
-                ends[rows] + depth,
+                active.temperature,
+                active.seeds,
+                active.ends + depth,
                 self._to_target_ids,
                 draft_position=depth,
                 vocab_size=self._vocab_size,
             )
-            writer.write(rows, active, tokens, probs, confidence)
-            going = limits[active] > depth + 1
+            writer.write(active, tokens, probs, confidence)
+            going = limits[active.chosen] > depth + 1
             if not going.any():
                 break
             if not going.all():
-                active, tokens = active[going], tokens[torch.from_numpy(going).to(tokens.device)]
-            logits = next_logits(tokens.clamp(min=0), active, depth)
+                active, tokens = active.only(going), tokens[torch.from_numpy(going).to(tokens.device)]
+            logits = next_logits(tokens.clamp(min=0), active.chosen, depth)
         return writer.chains()
+
+
+@frozen(eq=False)
+class _Active:
+    """The requests whose drafts still grow, A of them."""
+
+    chosen: np.ndarray
+    """int64 [A]: which requests of the proposal."""
+    rows: Tensor
+    """The same as a tensor on the draft's device."""
+    temperature: Tensor
+    seeds: Tensor
+    ends: Tensor
+    """int64 [A]: the position of each request's first draft token."""
+
+    @staticmethod
+    def of(batch: ProposalInput, chosen: np.ndarray, device: torch.device) -> _Active:
+        rows = torch.from_numpy(chosen).to(device)
+        temperature, seeds = sampling_tensors(batch, device)
+        ends = torch.tensor([len(tokens) for tokens in batch.token_ids], dtype=torch.int64).to(device)
+        if len(chosen) == len(ends):
+            return _Active(chosen, rows, temperature, seeds, ends)
+        return _Active(chosen, rows, temperature[rows], seeds[rows], ends[rows])
+
+    def only(self, kept: np.ndarray) -> _Active:
+        """Those with True in bool [A]."""
+        if kept.all():
+            return self
+        mask = torch.from_numpy(kept).to(self.rows.device)
+        return _Active(self.chosen[kept], self.rows[mask], self.temperature[mask], self.seeds[mask], self.ends[mask])
 
 
 class _Writer:
@@ -149,28 +176,35 @@ class _Writer:
         self._counts = np.zeros(num_requests, dtype=np.int64)
         self._columns: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = []
 
-    def write(
-        self, rows: Tensor, active: np.ndarray, tokens: Tensor, probs: Tensor | None, confidence: Tensor | None
-    ) -> None:
-        self._counts[active] = len(self._columns) + 1
-        self._columns.append((rows, tokens, probs, confidence))
+    def write(self, active: _Active, tokens: Tensor, probs: Tensor | None, confidence: Tensor | None) -> None:
+        self._counts[active.chosen] = len(self._columns) + 1
+        self._columns.append((active.rows, tokens, probs, confidence))
 
     def chains(self) -> Chains:
-        depth = len(self._columns)
-        if not depth:
+        if not self._columns:
             none = torch.empty(self._size, 0)
             return Chains(none.long(), self._counts, None, none if self._with_confidence else None)
-        first_tokens, first_probs = self._columns[0][1:3]
-        token_ids = first_tokens.new_full((self._size, depth), -1)
-        probs = None if first_probs is None else first_probs.new_zeros(self._size, depth, first_probs.shape[1])
-        confidence = token_ids.new_zeros(token_ids.shape, dtype=torch.float32) if self._with_confidence else None
-        for i, (rows, tokens, laws, sure) in enumerate(self._columns):
-            token_ids[rows, i] = tokens
-            if probs is not None and laws is not None:
-                probs[rows, i] = laws
-            if confidence is not None and sure is not None:
-                confidence[rows, i] = sure
-        return Chains(token_ids, self._without_failures(token_ids), probs, confidence)
+        rows, tokens, laws, confidence = zip(*self._columns, strict=True)
+        token_ids = self._gathered(rows, tokens, -1)
+        assert token_ids is not None
+        return Chains(
+            token_ids,
+            self._without_failures(token_ids),
+            self._gathered(rows, laws, 0.0),
+            self._gathered(rows, confidence, 0.0),
+        )
+
+    def _gathered(self, rows: tuple[Tensor, ...], values: tuple[Tensor | None, ...], missing: float) -> Tensor | None:
+        """[B, K, …] from K columns [A, …] for some rows each; None for columns of None."""
+        columns = [value for value in values if value is not None]
+        if not columns:
+            return None
+        if all(len(column) == self._size for column in columns):
+            return torch.stack(columns, dim=1)
+        out = columns[0].new_full((self._size, len(columns), *columns[0].shape[1:]), missing)
+        for i, (row, column) in enumerate(zip(rows, columns, strict=True)):
+            out[row, i] = column
+        return out
 
     def _without_failures(self, token_ids: Tensor) -> np.ndarray:
         """A row without any token (NaN) gives a negative id: the draft ends before it."""

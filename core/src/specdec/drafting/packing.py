@@ -79,18 +79,34 @@ class SlotTable:
         )
 
     def batch_of_tokens(self, token_ids: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> PackedBatch:
-        """One token per request: int64 [A] ids (on the device), rows and positions; logits of all.
+        """One token per request: int64 [A] ids (on the device), rows and positions; logits of all."""
+        return self.chain_steps(rows, positions, 1).batch(0, token_ids)
 
-        This is how the newest draft token of each request is run.
+    def chain_steps(self, rows: np.ndarray, starts: np.ndarray, count: int) -> ChainSteps:
+        """Prepare to run one token per request, then the next, ``count`` times.
+
+        Args:
+            rows: int64 [A], the requests' rows.
+            starts: int64 [A], the position of each request's first of these tokens.
+            count: how many for each request; where a request's blocks end earlier, the steps beyond are meaningless.
         """
-        offsets = np.arange(len(rows) + 1)
-        return self._batch(
-            token_ids, positions, self.slots(rows, positions), offsets, positions + 1, rows, offsets[:-1]
+        positions = starts + np.arange(count)[:, None]
+        last_block = self._tables.shape[1] - 1
+        blocks = self._tables[rows, np.minimum(positions // self._block_size, last_block)].astype(np.int64)
+        num_blocks = min(-(-int(positions.max() + 1) // self._block_size), last_block + 1)
+        return ChainSteps(
+            positions=self._tensor(positions),
+            slots=self._tensor(blocks * self._block_size + positions % self._block_size),
+            seq_lens=self._tensor((positions + 1).astype(np.int32)),
+            block_tables=self._tensor(self._tables[rows, :num_blocks]),
+            query_start_loc=self._tensor(np.arange(len(rows) + 1, dtype=np.int32)),
+            indices=self._tensor(np.arange(len(rows))),
+            longest=int(starts.max()) + 1,
         )
 
     def _batch(
         self,
-        token_ids: np.ndarray | torch.Tensor,
+        token_ids: np.ndarray,
         positions: np.ndarray,
         slots: np.ndarray,
         offsets: np.ndarray,
@@ -101,7 +117,7 @@ class SlotTable:
         longest = int(seq_lens.max())
         tables = self._tables[rows, : -(-longest // self._block_size)]
         return PackedBatch(
-            input_ids=token_ids if isinstance(token_ids, torch.Tensor) else self._tensor(token_ids),
+            input_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
             slot_mapping=self._tensor(slots),
             query_start_loc=self._tensor(offsets.astype(np.int32)),
@@ -114,3 +130,37 @@ class SlotTable:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+@frozen(eq=False, kw_only=True)
+class ChainSteps:
+    """What the batches of a chain have before their tokens are known: A requests, K steps of one token each."""
+
+    positions: torch.Tensor
+    """int64 [K, A]."""
+    slots: torch.Tensor
+    """int64 [K, A]."""
+    seq_lens: torch.Tensor
+    """int32 [K, A]."""
+    block_tables: torch.Tensor
+    """int32 [A, blocks]."""
+    query_start_loc: torch.Tensor
+    """int32 [A + 1]."""
+    indices: torch.Tensor
+    """int64 [A]: 0, 1, …"""
+    longest: int
+    """The longest context of the first step."""
+
+    def batch(self, step: int, token_ids: torch.Tensor) -> PackedBatch:
+        """The batch of a step, with int64 [A] ids; logits of all."""
+        return PackedBatch(
+            input_ids=token_ids,
+            positions=self.positions[step],
+            slot_mapping=self.slots[step],
+            query_start_loc=self.query_start_loc,
+            seq_lens=self.seq_lens[step],
+            block_tables=self.block_tables,
+            logits_indices=self.indices,
+            max_query_len=1,
+            max_seq_len=self.longest + step,
+        )

@@ -1,0 +1,254 @@
+"""Do drafts change a token? Every kind of head, chains and trees, against plain decoding in float32: texts must be
+equal, at temperature 0 and, with the same seeds, at temperature 1.
+
+EAGLE-3 drafts with the demonstration's trained head. Heads of the other kinds are made here: by least squares, from
+hidden states of the very texts, so that a good part of their drafts is accepted.
+
+    python benchmarks/identity.py
+    python benchmarks/identity.py --prompts 4 --max-tokens 32 --head medusa --head eagle
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common import add_common, read_conversations, write_result
+
+CHAIN = {"num_speculative_tokens": 4}
+STATIC = {
+    "num_speculative_tokens": 8,
+    "speculative_token_tree": "[(0,),(1,),(0,0),(0,1),(1,0),(0,0,0),(0,0,1),(0,1,0)]",
+}
+DYNAMIC = {"num_speculative_tokens": 8, "tree_top_k": 2, "tree_depth": 4}
+SHAPES = {
+    "eagle": {"chain": CHAIN, "tree": DYNAMIC},
+    "eagle3": {"chain": CHAIN, "tree": DYNAMIC},
+    "medusa": {"chain": {"num_speculative_tokens": 3}, "tree": STATIC},
+    "mlp_speculator": {"chain": {"num_speculative_tokens": 3}, "tree": STATIC},
+}
+STEPS = 3
+"""Heads or steps of Medusa and of the MLP speculator."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common(parser)
+    parser.add_argument("--head", action="append", choices=SHAPES, help="all when not given")
+    parser.add_argument("--prompts", type=int, default=40, help="prompts (default: %(default)s)")
+    parser.add_argument("--prompt-set", default="mt_bench")
+    parser.add_argument("--max-tokens", type=int, default=128, help="of an answer (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="requests at once (default: %(default)s)")
+    parser.add_argument("--random", action="store_true", help="also random heads, of which next to nothing is accepted")
+    parser.add_argument("--temperature", type=float, action="append", help="0 and 1 when not given")
+    arguments = parser.parse_args()
+    conversations = read_conversations(arguments.prompt_set, arguments.prompts)
+    temperatures = arguments.temperature or [0.0, 1.0]
+    prompts, plain, _ = decode(arguments, conversations, temperatures, None)
+    cells: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        heads = make_heads(arguments, Path(folder), prompts, plain[0])
+        for (method, made), head in heads.items():
+            for shape, options in SHAPES[method].items():
+                speculative = {"method": method, "model": head, "speculation": "always", **options}
+                _, texts, stats = decode(arguments, conversations, temperatures, speculative)
+                for temperature, text, expected, counts in zip(temperatures, texts, plain, stats, strict=True):
+                    cell = {"head": method, "made": made, "shape": shape, "temperature": temperature}
+                    cells.append(cell | compare(text, expected) | counts)
+                    show(cells[-1])
+    names = ("model", "prompts", "prompt_set", "max_tokens", "batch", "threads")
+    settings = {name: getattr(arguments, name) for name in names}
+    write_result("identity", {"settings": settings | {"dtype": "float32"}, "cells": cells}, arguments.out)
+    return int(any(cell["different_texts"] or cell["faults"] for cell in cells))
+
+
+Texts = list[list[int]]
+
+
+def decode(
+    arguments: argparse.Namespace,
+    conversations: list[Any],
+    temperatures: list[float],
+    speculative: dict[str, Any] | None,
+) -> tuple[Texts, list[Texts], list[dict[str, Any]]]:
+    """Token ids of the prompts and of the answers at each temperature, and what was drafted and accepted."""
+    from specdec import LLM, SamplingParams
+
+    texts, counts = [], []
+    with LLM(
+        arguments.model,
+        dtype="float32",
+        max_model_len=2048,
+        max_num_seqs=arguments.batch,
+        kv_cache_memory="1GiB",
+        num_threads=arguments.threads,
+        stat_loggers=(),
+        proposer_time_budget=0,
+        speculative_config=speculative,
+    ) as llm:
+        for temperature in temperatures:
+            before, begin = llm.stats(), time.perf_counter()
+            params = [
+                SamplingParams(temperature=temperature, seed=seed, max_tokens=arguments.max_tokens)
+                for seed in range(len(conversations))
+            ]
+            outputs = llm.chat(conversations, params, use_tqdm=False)
+            texts.append([list(output.outputs[0].token_ids) for output in outputs])
+            done = llm.stats().since(before)
+            counts.append(
+                {
+                    "drafted": done.num_draft_tokens,
+                    "accepted": done.num_accepted_tokens,
+                    "acceptance_length": 1 + done.num_accepted_tokens / max(1, done.num_drafts),
+                    "faults": done.num_proposer_faults,
+                    "seconds": time.perf_counter() - begin,
+                }
+            )
+    return [list(output.prompt_token_ids) for output in outputs], texts, counts
+
+
+def compare(texts: Texts, expected: Texts) -> dict[str, int]:
+    """How many answers differ from plain decoding's."""
+    different = sum(text != plain for text, plain in zip(texts, expected, strict=True))
+    return {"texts": len(texts), "tokens": sum(map(len, texts)), "different_texts": different}
+
+
+def show(cell: dict[str, Any]) -> None:
+    print(
+        f"{cell['head']:14} {cell['made']:13} {cell['shape']:5} temperature {cell['temperature']:g}: "
+        f"{cell['texts'] - cell['different_texts']} of {cell['texts']} texts equal, {cell['tokens']} tokens, "
+        f"{cell['accepted']} of {cell['drafted']} draft tokens accepted, acceptance length "
+        f"{cell['acceptance_length']:.2f}, {cell['seconds']:.0f} s",
+        flush=True,
+    )
+
+
+# --- heads ------------------------------------------------------------------------------------------
+
+
+def make_heads(
+    arguments: argparse.Namespace, folder: Path, prompts: Texts, answers: Texts
+) -> dict[tuple[str, str], str]:
+    """Directories of the heads, by method and how they were made."""
+    from specdec.testing.heads import tiny_head
+
+    wanted = arguments.head or list(SHAPES)
+    heads = {}
+    if "eagle3" in wanted:
+        heads["eagle3", "trained"] = "demo:smollm2-eagle3"
+    fitted = {"eagle": fitted_eagle, "medusa": fitted_medusa, "mlp_speculator": fitted_mlp_speculator}
+    model, states, tokens = hidden_states(arguments, prompts, answers)
+    model.config.save_pretrained(folder / "target")
+    for method in wanted:
+        if method in fitted:
+            heads[method, "least squares"] = str(fitted[method](model, states, tokens, folder / f"{method}-fitted"))
+        if arguments.random:
+            heads[method, "random"] = str(tiny_head(method, folder / "target", folder / f"{method}-random"))
+    return heads
+
+
+def hidden_states(arguments: argparse.Namespace, prompts: Texts, answers: Texts) -> tuple[Any, list[Any], list[Any]]:
+    """The target in float32; of each text, its final hidden states [T, H] and its tokens, int64 [T]."""
+    import torch
+
+    from specdec.target.cache import cache_root
+    from specdec.target.gguf import converted
+    from specdec.target.loading import load_config, load_model
+    from specdec.target.resolve import resolve_model
+
+    found = resolve_model(arguments.model, None)
+    path = found.path if found.kind != "gguf" else converted(found.path, "float32", cache_root(None))
+    config = load_config(arguments.model, path, trust_remote_code=False)
+    cpu = torch.device("cpu")
+    model = load_model(arguments.model, path, config, dtype="float32", device=cpu, trust_remote_code=False)
+    states, tokens = [], []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        text = torch.tensor([*prompt[-256:], *answer])
+        with torch.inference_mode():
+            states.append(model.model(text[None]).last_hidden_state[0])
+        tokens.append(text)
+    return model, states, tokens
+
+
+def least_squares(inputs: Any, outputs: Any) -> Any:
+    """[out, in]: the linear that maps inputs [N, in] to outputs [N, out] best, slightly damped."""
+    import torch
+
+    gram = inputs.T @ inputs
+    gram += 1e-3 * gram.diagonal().mean() * torch.eye(gram.shape[0])
+    return torch.linalg.solve(gram, inputs.T @ outputs).T.contiguous()
+
+
+def pairs(model: Any, states: list[Any], tokens: list[Any], ahead: int) -> tuple[Any, Any, Any]:
+    """Of all rows i of all texts: E(x_{i+1}), f_i and f_{i+ahead}, [N, H] each."""
+    import torch
+
+    table = model.get_input_embeddings().weight.detach()
+    embedded = torch.cat([table[text[1:][: len(text) - ahead]] for text in tokens])
+    return embedded, torch.cat([f[:-ahead] for f in states]), torch.cat([f[ahead:] for f in states])
+
+
+def fitted_eagle(model: Any, states: list[Any], tokens: list[Any], folder: Path) -> Path:
+    """The fusion alone predicts the next hidden state; the layer adds little."""
+    import torch
+
+    from specdec.testing.heads import layer_shapes, random_tensors, write_head
+
+    config = model.config.to_dict() | {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
+    config["head_dim"] = model.config.hidden_size // model.config.num_attention_heads
+    embedded, before, after = pairs(model, states, tokens, 1)
+    tensors = random_tensors(layer_shapes(config, "layers.0"), scale=0.02)
+    tensors |= {name: 0.05 * tensor for name, tensor in tensors.items() if "o_proj" in name or "down_proj" in name}
+    tensors["fc.weight"] = least_squares(torch.cat([embedded, before], dim=1), after)
+    return write_head(folder, config, tensors)
+
+
+def fitted_medusa(model: Any, states: list[Any], tokens: list[Any], folder: Path) -> Path:
+    """Blocks that add nothing, and the target's output linear behind the hidden state so many tokens later."""
+    import torch
+
+    from specdec.testing.heads import write_head
+
+    output, width = model.get_output_embeddings().weight.detach(), model.config.hidden_size
+    tensors = {}
+    for i in range(STEPS):
+        _, before, after = pairs(model, states, tokens, 1 + i)
+        tensors[f"{i}.0.linear.weight"] = torch.zeros(width, width)
+        tensors[f"{i}.0.linear.bias"] = torch.zeros(width)
+        tensors[f"{i}.1.weight"] = output @ least_squares(before, after)
+    return write_head(folder, {"medusa_num_heads": STEPS, "medusa_num_layers": 1}, tensors)
+
+
+def fitted_mlp_speculator(model: Any, states: list[Any], tokens: list[Any], folder: Path) -> Path:
+    """Linear in spite of its activation: of a state z it keeps gelu(z) and gelu(-z), whose difference is z."""
+    import torch
+
+    from specdec.testing.heads import write_head
+
+    width, inner = model.config.hidden_size, 2 * model.config.hidden_size
+    output, table = (part.weight.detach() for part in (model.get_output_embeddings(), model.get_input_embeddings()))
+    state_factor = 0.5 ** (0.5 / STEPS)
+    token_factor = ((1 - state_factor**2) * inner / 2) ** 0.5
+    both = torch.cat([torch.eye(width), -torch.eye(width)])
+    embedded, before, after = pairs(model, states, tokens, 1)
+    predict = least_squares(torch.cat([embedded, before], dim=1), after)
+    from_token, from_state = predict.split(width, dim=1)
+    size = after.square().mean().sqrt()  # states leave the norm with a root mean square of 1
+    tensors = {
+        "emb.0.weight": table @ from_token.T @ both.T / token_factor,
+        "proj.0.weight": both @ from_state / state_factor,
+        "proj.1.weight": size * both @ from_state @ both.T / state_factor,
+        "head.0.weight": output @ both.T,
+        "ln.0.weight": torch.ones(inner),
+        "ln.0.bias": torch.zeros(inner),
+    }
+    config = {"model_type": "mlp_speculator", "emb_dim": width, "inner_dim": inner, "n_predict": STEPS}
+    return write_head(folder, config | {"vocab_size": len(table), "tie_weights": True}, tensors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,6 +27,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "chain": {"num_speculative_tokens": 3},
     "coupled": {"num_speculative_tokens": 3, "draft_sample_method": "coupled"},
     "static tree": {"num_speculative_tokens": 6, "speculative_token_tree": "[(0,),(1,),(0,0),(0,1),(1,0),(0,0,0)]"},
+    "coupled tree": {
+        "num_speculative_tokens": 4,
+        "speculative_token_tree": "[(0,),(1,),(0,0),(1,0)]",
+        "draft_sample_method": "coupled",
+    },
     "dynamic tree": {"num_speculative_tokens": 9, "tree_top_k": 3, "tree_depth": 3},
 }
 SITUATIONS: dict[str, dict[str, Any]] = {

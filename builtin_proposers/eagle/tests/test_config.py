@@ -27,8 +27,10 @@ def test_what_is_no_tree_is_refused(tree):
 def test_contradictions_are_refused():
     with pytest.raises(ConfigError, match="give one of them"):
         EagleConfig(model="x", speculative_token_tree="[(0,)]", tree_top_k=2)
-    with pytest.raises(ConfigError, match="trees hold the likeliest tokens"):
+    with pytest.raises(ConfigError, match=r"tree_top_k keep the likeliest .* give a static tree"):
         EagleConfig(model="x", tree_top_k=2, draft_sample_method="coupled")
+    with pytest.raises(ConfigError, match=r"confidence_threshold is 0.5, but it is for chains"):
+        EagleConfig(model="x", speculative_token_tree="[(0,)]", confidence_threshold=0.5)
 
 
 def test_a_tree_larger_than_a_draft_is_refused():

@@ -95,5 +95,12 @@ class TestStaticTrees(EagleContract):
     options: ClassVar[dict[str, Any]] = {"speculative_token_tree": [[0], [1], [0, 0], [0, 1]]}
 
 
+class TestDrawnTrees(EagleContract):
+    options: ClassVar[dict[str, Any]] = {
+        "speculative_token_tree": [[0], [1], [0, 0], [0, 1]],
+        "draft_sample_method": "probabilistic",
+    }
+
+
 class TestDynamicTrees(EagleContract):
     options: ClassVar[dict[str, Any]] = {"tree_top_k": 2, "tree_depth": 3}

@@ -18,7 +18,7 @@ from specdec.drafting import Proposer
 from specdec.drafting.checkpoint import resolve_head
 from specdec.drafting.kit import ChainDrafter, DraftLayers, DraftSampler, SlotTable, Span
 from specdec.drafting.token_trees import check_size
-from specdec.drafting.trees import draft_trees, no_drafts, shape_of
+from specdec.drafting.trees import Keys, Vocabulary, draft_trees, no_drafts, shape_of
 from specdec.types import Needs, ProposerCapabilities
 from specdec_eagle.growth import HeadGrowth
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec.drafting import DraftHead
+    from specdec.drafting.packing import ChainSteps
+    from specdec.drafting.trees import Trees
     from specdec.target.model import TargetModel
     from specdec.types import ComputedStep, Draft, EngineContext, ProposalInput
     from specdec_eagle.config import EagleConfig
@@ -74,7 +76,9 @@ class EagleProposer(Proposer):
         self._engine = engine
         self._k = engine.num_speculative_tokens
         sampler = DraftSampler(config.draft_sample_method)
-        shape = shape_of(config)
+        to_target_ids = None if head.target_ids is None else head.to_target_ids
+        vocab_size = engine.target_info.vocab_size
+        shape = shape_of(config, Vocabulary(vocab_size, to_target_ids))
         self.needs = Needs(
             hidden_states=not head.taps,
             aux_layers=head.taps,
@@ -83,10 +87,9 @@ class EagleProposer(Proposer):
             lookahead_slots=self._k - 1 if shape is None else shape.num_rows(self._k),
         )
         self.capabilities = ProposerCapabilities(trees=shape is not None, draft_probs=sampler.needs_probs)
-        to_target_ids = None if head.target_ids is None else head.to_target_ids
         self._chains = ChainDrafter(
             sampler,
-            vocab_size=engine.target_info.vocab_size,
+            vocab_size=vocab_size,
             confidence_threshold=config.confidence_threshold,
             to_target_ids=to_target_ids,
         )
@@ -133,13 +136,14 @@ class EagleProposer(Proposer):
         shape = self._shape
         if shape is not None:
 
-            def grow(members: np.ndarray, limit: int) -> tuple[Tensor, Tensor]:
+            def grow(members: np.ndarray, limit: int) -> Trees:
                 roots = hidden.index_select(0, torch.from_numpy(np.searchsorted(drafting, members)).to(hidden.device))
                 growth = HeadGrowth(self.head, self.layers, tables, rows[members], ends[members], roots)
-                return shape.grow(growth, limit, self._max_positions - int(ends[members].max()))
+                room = self._max_positions - int(ends[members].max())
+                return shape.grow(growth, limit, Keys.of(batch, members), room)
 
             return draft_trees(limits, grow)
-        run = _ChainRun(self.head, self.layers, tables, rows, ends, hidden, drafting)
+        run = _ChainRun(self.head, self.layers, tables, rows, ends, hidden, limits)
         logits = self.head.logits(hidden)
         return self._chains.run(batch, limits, logits, run).draft()
 
@@ -197,18 +201,28 @@ class _ChainRun:
         rows: np.ndarray,
         ends: np.ndarray,
         hidden: Tensor,
-        drafting: np.ndarray,
+        limits: np.ndarray,
     ) -> None:
         self._head, self._layers, self._tables = head, layers, tables
         self._rows, self._ends = rows, ends
-        self._hidden, self._of = hidden, drafting
+        self._hidden, self._of = hidden, np.flatnonzero(limits > 0)
+        self._most = int(limits.max()) - 1
+        self._steps = self._prepare()
+
+    def _prepare(self) -> ChainSteps | None:
+        """The batches of all steps of the requests that still draft."""
+        if not self._most:
+            return None
+        return self._tables.chain_steps(self._rows[self._of], self._ends[self._of], self._most)
 
     def __call__(self, token_ids: Tensor, chosen: np.ndarray, depth: int) -> Tensor:
         hidden = self._hidden
         if len(chosen) != len(self._of):
             kept = torch.from_numpy(np.searchsorted(self._of, chosen)).to(hidden.device)
             hidden, self._of = hidden.index_select(0, kept), chosen
-        packed = self._tables.batch_of_tokens(token_ids, self._rows[chosen], self._ends[chosen] + depth)
+            self._steps = self._prepare()
+        assert self._steps is not None
+        packed = self._steps.batch(depth, token_ids)
         with self._layers.attending(packed):
             self._hidden = self._head.forward(token_ids, hidden, packed.positions, depth + 1)
         return self._head.logits(self._hidden)

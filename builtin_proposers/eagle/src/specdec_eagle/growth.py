@@ -103,7 +103,3 @@ class HeadGrowth:
             max_seq_len=longest,
             parents=self._parents.flatten().int(),
         )
-
-    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """See `specdec.drafting.trees.Growth`."""
-        return self._head.to_target_ids(draft_ids)

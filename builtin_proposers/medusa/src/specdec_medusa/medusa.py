@@ -12,7 +12,7 @@ from specdec.drafting.checkpoint import resolve_head
 from specdec.drafting.kit import ChainDrafter, DraftSampler
 from specdec.drafting.last_states import last_states
 from specdec.drafting.token_trees import check_size, in_order
-from specdec.drafting.trees import draft_trees, no_drafts
+from specdec.drafting.trees import Keys, Trees, draft_trees, no_drafts
 from specdec.types import Needs, ProposerCapabilities
 from specdec_medusa.heads import load_heads
 
@@ -69,13 +69,16 @@ class MedusaProposer(Proposer):
         self._tree = tree
         self._num_bytes = num_bytes
         sampler = DraftSampler(config.draft_sample_method)
+        self._sampler = sampler
+        self._vocab_size = engine.target_info.vocab_size
+        self._to_target_ids = None if heads.target_ids is None else heads.to_target_ids
         self.needs = Needs(hidden_states=True)
         self.capabilities = ProposerCapabilities(trees=tree is not None, draft_probs=sampler.needs_probs)
         self._chains = ChainDrafter(
             sampler,
-            vocab_size=engine.target_info.vocab_size,
+            vocab_size=self._vocab_size,
             confidence_threshold=config.confidence_threshold,
-            to_target_ids=None if heads.target_ids is None else heads.to_target_ids,
+            to_target_ids=self._to_target_ids,
         )
 
     @torch.inference_mode()
@@ -85,8 +88,8 @@ class MedusaProposer(Proposer):
         tree = self._tree
         if tree is not None:
 
-            def grow(members: np.ndarray, limit: int) -> tuple[Tensor, Tensor]:
-                return self._grow(last_states(batch, members), tree[:limit])
+            def grow(members: np.ndarray, limit: int) -> Trees:
+                return self._grow(last_states(batch, members), tree[:limit], Keys.of(batch, members))
 
             return draft_trees(limits, grow)
         limits = np.minimum(limits, len(self.heads))
@@ -105,13 +108,29 @@ class MedusaProposer(Proposer):
         """See `Proposer.memory`."""
         return {"weights": self._num_bytes}
 
-    def _grow(self, hidden: Tensor, tree: tuple[Path, ...]) -> tuple[Tensor, Tensor]:
-        """[A, H] -> token ids and parents [A, n] of a static tree: node (r, s) is the s-th token of the second head."""
+    def _grow(self, hidden: Tensor, tree: tuple[Path, ...], keys: Keys) -> Trees:
+        """From [A, H]: node (r, s) is the s-th token of the second head, below whichever token."""
         width = 1 + max(max(path) for path in tree)
-        levels = self.heads.logits(hidden, len(tree[-1]))
-        ranked = torch.stack([self.heads.to_target_ids(logits.topk(width).indices) for logits in levels])
-        depths = [len(path) - 1 for path in tree]
-        tokens = ranked[depths, :, [path[-1] for path in tree]].T
+        depths, ranks = [len(path) - 1 for path in tree], [path[-1] for path in tree]
+        tokens, laws = [], []
+        for depth, logits in enumerate(self.heads.logits(hidden, len(tree[-1]))):
+            chosen, drawn_from = self._sampler.choose_children(
+                logits,
+                keys.temperature.to(logits.device),
+                keys.seeds.to(logits.device),
+                keys.positions.to(logits.device) + depth,
+                width,
+                self._to_target_ids,
+                draft_position=depth,
+                vocab_size=self._vocab_size,
+            )
+            tokens.append(chosen)
+            if drawn_from is not None:
+                laws.append(drawn_from)
         index: dict[Path, int] = {path: i for i, path in enumerate(tree)} | {(): -1}
         parents = torch.tensor([index[path[:-1]] for path in tree], device=hidden.device)
-        return tokens, parents.expand(len(hidden), -1)
+        return Trees(
+            token_ids=torch.stack(tokens)[depths, :, ranks].T,
+            parents=parents.expand(len(hidden), -1),
+            probs=torch.stack(laws)[depths, :, ranks].transpose(0, 1) if laws else None,
+        )

@@ -12,7 +12,7 @@ from specdec.drafting.checkpoint import resolve_head
 from specdec.drafting.kit import ChainDrafter, DraftSampler
 from specdec.drafting.last_states import last_states
 from specdec.drafting.token_trees import check_size, in_order
-from specdec.drafting.trees import DynamicShape, StaticShape, TreeShape, draft_trees, no_drafts
+from specdec.drafting.trees import DynamicShape, Keys, StaticShape, TreeShape, Vocabulary, draft_trees, no_drafts
 from specdec.types import Needs, ProposerCapabilities
 from specdec_mlp_speculator.network import load_network
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from specdec.drafting.trees import Trees
     from specdec.types import Draft, EngineContext, ProposalInput
     from specdec_mlp_speculator.config import MlpSpeculatorConfig
     from specdec_mlp_speculator.network import MlpSpeculator
@@ -52,7 +53,7 @@ class MlpSpeculatorProposer(Proposer):
             engine: facts about the engine.
         """
         self.network = network
-        self._shape = _shape(config, len(network.steps), engine.num_speculative_tokens)
+        self._shape = _shape(config, len(network.steps), engine)
         sampler = DraftSampler(config.draft_sample_method)
         self.needs = Needs(hidden_states=True)
         self.capabilities = ProposerCapabilities(trees=self._shape is not None, draft_probs=sampler.needs_probs)
@@ -65,7 +66,11 @@ class MlpSpeculatorProposer(Proposer):
         """Draft from each request's last hidden state and newest token."""
         limits, shape = batch.max_draft_tokens.astype(np.int64), self._shape
         if shape is not None:
-            return draft_trees(limits, lambda members, limit: shape.grow(self._growth(batch, members), limit))
+
+            def grow(members: np.ndarray, limit: int) -> Trees:
+                return shape.grow(self._growth(batch, members), limit, Keys.of(batch, members))
+
+            return draft_trees(limits, grow)
         limits = np.minimum(limits, len(self.network.steps))
         drafting = np.flatnonzero(limits)
         if not len(drafting):
@@ -128,17 +133,14 @@ class NetworkGrowth:
         self._states = torch.cat([self._states, states.view(*shape, width)], dim=1)
         return step.logits(states).view(*shape, -1)
 
-    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """The vocabulary is the target's."""
-        return draft_ids
 
-
-def _shape(config: MlpSpeculatorConfig, num_steps: int, num_speculative_tokens: int) -> TreeShape | None:
+def _shape(config: MlpSpeculatorConfig, num_steps: int, engine: EngineContext) -> TreeShape | None:
     """The shape of trees, no deeper than the network has steps; None for chains."""
+    vocabulary = Vocabulary(engine.target_info.vocab_size)
     if config.static_tree is not None:
         paths = in_order([path for path in config.static_tree if len(path) <= num_steps])
-        check_size(paths, num_speculative_tokens)
-        return StaticShape(paths)
+        check_size(paths, engine.num_speculative_tokens)
+        return StaticShape(paths, DraftSampler(config.draft_sample_method), vocabulary)
     if config.tree_top_k is None:
         return None
-    return DynamicShape(config.tree_top_k, min(config.tree_depth, num_steps))
+    return DynamicShape(config.tree_top_k, min(config.tree_depth, num_steps), vocabulary)

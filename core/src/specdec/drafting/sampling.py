@@ -114,32 +114,48 @@ class DraftSampler:
         seeds: Tensor,
         positions: Tensor,
         num_children: int,
+        to_target_ids: Callable[[Tensor], Tensor] | None = None,
         *,
         draft_position: int | Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Draw the children of tree nodes without replacement: for `rejection` with ``tree_rule`` "recursive".
+        vocab_size: int | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Pick several different tokens per row: the children of the nodes of draft trees.
 
-        Child j comes from the law of the node without the children before it, normalised, and that is what is
-        reported (Gumbel top-k of Kool, van Hoof and Welling 2019). Draft trees of a request must try children in this
-        order. Only for the method "probabilistic".
+        "greedy" takes the largest logits. The other methods draw without replacement (Gumbel top-k of Kool, van Hoof
+        and Welling 2019): child j comes from the law of its node without the children before it, normalised, and with
+        "probabilistic" that is what is reported, for `rejection` with ``tree_rule`` "recursive". Draft trees of a
+        request must list children in this order. Nodes of one depth share their noise: a verifier looks at the
+        children of one of them only.
 
         Args:
-            logits: [R, V] in target ids, one row for each node, with at least ``num_children`` tokens above -inf.
+            logits: [R, draft vocabulary], one row for each node, with at least ``num_children`` tokens above -inf.
             temperature: float32 [R]; requests at temperature 0 get the largest logits, with one-hot laws.
             seeds: int64 [R].
             positions: int64 [R], the position of the children in their sequence.
             num_children: how many for each node.
+            to_target_ids: as for `choose`.
             draft_position: as for `choose`.
+            vocab_size: as for `choose`.
 
         Returns:
-            int64 [R, num_children] tokens and float32 [R, num_children, V] laws.
+            The tokens, int64 [R, num_children] in target ids, and float32 [R, num_children, vocab_size] laws in target
+            ids, or None for methods whose drafts are one-hot.
         """
+        width = logits.shape[1] if vocab_size is None else vocab_size
+        if to_target_ids is None:
+            logits = logits[:, :width]
+        if self.method == "greedy":
+            ranked = logits.topk(num_children, dim=-1).indices
+            return (ranked if to_target_ids is None else to_target_ids(ranked)), None
+        logits = _widened(logits, to_target_ids, width)
+        coupled = self.method == "coupled"
+        keys = positions if coupled else positions | ((positions - draft_position) << 32)
+        noise = exponentials(seeds, keys, width, Purpose.SAMPLE if coupled else Purpose.DRAFT).log()
         greedy = temperature == 0
-        first = positions - draft_position
         scaled = logits.double() / temperature.double().masked_fill(greedy, 1.0)[:, None]
-        noise = exponentials(seeds, positions | (first << 32), logits.shape[1], Purpose.DRAFT).log()
-        scores = scaled - noise.masked_fill(greedy[:, None], 0.0)
-        tokens = scores.topk(num_children, dim=-1).indices
+        tokens = (scaled - noise.masked_fill(greedy[:, None], 0.0)).topk(num_children, dim=-1).indices
+        if coupled:
+            return tokens, None
         laws = []
         for child in range(num_children):
             laws.append(_law(logits, temperature, tokens[:, child]))

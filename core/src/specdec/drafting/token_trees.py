@@ -91,20 +91,22 @@ class ChainOptions:
     draft_sample_method: str = field(default="greedy", validator=check.choice(*DRAFT_SAMPLE_METHODS))
     """How draft tokens are picked at temperature above 0: the likeliest ("greedy"), drawn from the draft's own law
     ("probabilistic", for verifiers that use draft probabilities), or drawn with the target's own noise ("coupled", for
-    the verifier match)."""
+    the verifier match). In static trees the children of a node are drawn without replacement; the verifier rejection
+    uses their probabilities with its ``tree_rule`` "recursive"."""
     confidence_threshold: float = field(default=0.0, validator=check.number(0, 1))
     """A chain ends before the first token whose law has no probability this large; 0 never ends it."""
     speculative_token_tree: Any = field(
         default=None, converter=parse_tree, validator=optional(check.Check(is_tree, TREE_ALLOWED))
     )
-    """A static tree, as the paths of its nodes: a string like "[(0,), (1,), (0, 0)]" or lists."""
+    """A static tree, as the paths of its nodes: a string like "[(0,), (1,), (0, 0)]" or lists. The numbers are ranks
+    among the likeliest tokens, or of draws, by ``draft_sample_method``."""
 
     def __attrs_post_init__(self) -> None:
-        if self.has_trees and (self.draft_sample_method != "greedy" or self.confidence_threshold):
+        if self.has_trees and self.confidence_threshold:
             raise ConfigError(
-                f"speculative.draft_sample_method is {self.draft_sample_method!r} and confidence_threshold "
-                f"{self.confidence_threshold:g}, but trees hold the likeliest tokens: leave both out, or draft chains",
-                path="speculative.draft_sample_method",
+                f"speculative.confidence_threshold is {self.confidence_threshold:g}, but it is for chains and a tree "
+                "is asked for: leave one of them out",
+                path="speculative.confidence_threshold",
             )
 
     @property
@@ -138,6 +140,13 @@ class TreeOptions(ChainOptions):
                 "speculative.speculative_token_tree is a static tree and speculative.tree_top_k asks for dynamic ones: "
                 "give one of them",
                 path="speculative.tree_top_k",
+            )
+        if self.tree_top_k is not None and self.draft_sample_method != "greedy":
+            raise ConfigError(
+                f"speculative.draft_sample_method is {self.draft_sample_method!r}, but the dynamic trees of "
+                "speculative.tree_top_k keep the likeliest of all tokens, which then have no law of their own: leave "
+                "it out, or give a static tree as speculative.speculative_token_tree",
+                path="speculative.draft_sample_method",
             )
         ChainOptions.__attrs_post_init__(self)
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+from attrs import frozen
 
+from specdec.drafting.sampling import DraftSampler, sampling_tensors
 from specdec.drafting.token_trees import in_order
 from specdec.types import Draft
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec.drafting.token_trees import Path, TreeOptions
+    from specdec.types import ProposalInput
 
 
 class Growth(Protocol):
@@ -41,8 +44,56 @@ class Growth(Protocol):
             [A, m, draft vocabulary]: logits of the tokens behind them.
         """
 
-    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Map draft-vocabulary ids to target ids."""
+
+@frozen(eq=False)
+class Keys:
+    """What the nodes of the trees of A requests are drawn with."""
+
+    temperature: Tensor
+    """float32 [A], 0 for greedy requests."""
+    seeds: Tensor
+    """int64 [A]."""
+    positions: Tensor
+    """int64 [A]: the position in its sequence of a request's first draft token."""
+
+    @classmethod
+    def of(cls, batch: ProposalInput, members: np.ndarray) -> Keys:
+        """Those of some requests of a proposal, int64 [A]; on the CPU."""
+        rows = torch.from_numpy(members)
+        temperature, seeds = sampling_tensors(batch)
+        ends = torch.tensor([len(batch.token_ids[member]) for member in members.tolist()], dtype=torch.int64)
+        return cls(temperature[rows], seeds[rows], ends)
+
+
+@frozen(eq=False)
+class Vocabulary:
+    """What the logits of a draft mean."""
+
+    size: int
+    """V, the width of the target's logits."""
+    to_target_ids: Callable[[Tensor], Tensor] | None = None
+    """Maps int64 draft-vocabulary ids to target ids. None: they are the same, and logits beyond ``size`` are
+    padding."""
+
+    def cut(self, logits: Tensor) -> Tensor:
+        """Logits, [..., draft vocabulary], without padding."""
+        return logits[..., : self.size] if self.to_target_ids is None else logits
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Ids of the target."""
+        return draft_ids if self.to_target_ids is None else self.to_target_ids(draft_ids)
+
+
+@frozen(eq=False)
+class Trees:
+    """Trees of A requests with n nodes each, parents before children."""
+
+    token_ids: Tensor
+    """int64 [A, n], target ids."""
+    parents: Tensor
+    """int64 [A, n], -1: the root."""
+    probs: Tensor | None = None
+    """float32 [A, n, V]: the law that each node was drawn from, given its earlier siblings; None for one-hot laws."""
 
 
 class TreeShape(ABC):
@@ -53,46 +104,54 @@ class TreeShape(ABC):
         """How many nodes are run for a draft of up to ``limit`` nodes."""
 
     @abstractmethod
-    def grow(self, growth: Growth, limit: int, room: int | None = None) -> tuple[Tensor, Tensor]:
+    def grow(self, growth: Growth, limit: int, keys: Keys, room: int | None = None) -> Trees:
         """Grow trees.
 
         Args:
             growth: at their roots.
             limit: nodes of a tree.
+            keys: for shapes whose nodes are drawn.
             room: nodes that may be run; None: as many as needed.
-
-        Returns:
-            int64 [A, n] token ids and int64 [A, n] parents (-1: the root), parents before children.
         """
 
 
 class StaticShape(TreeShape):
-    """A tree given by the ranks of its tokens among the children of their parents."""
+    """A tree given by the ranks of its tokens among the children of their parents.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    With draws in place of the likeliest tokens, the ranks are the order in which the children of a node were drawn.
+    """
+
+    def __init__(self, paths: Sequence[Path], sampler: DraftSampler, vocabulary: Vocabulary) -> None:
         """Order the nodes.
 
         Args:
             paths: of all nodes; complete and without gaps (`specdec.drafting.token_trees.is_tree`).
+            sampler: picks the children of nodes.
+            vocabulary: of the draft.
         """
         self._paths = in_order(paths)
+        self._sampler = sampler
+        self._vocabulary = vocabulary
 
     def num_rows(self, limit: int) -> int:
         """Those that have children."""
         return len({path[:-1] for path in self._paths[:limit]} - {()})
 
-    def grow(self, growth: Growth, limit: int, room: int | None = None) -> tuple[Tensor, Tensor]:
+    def grow(self, growth: Growth, limit: int, keys: Keys, room: int | None = None) -> Trees:
         """See `TreeShape.grow`; the tree is cut to its first ``limit`` nodes, of which fewer than that are run."""
         paths = self._paths[:limit]
         logits = growth.root_logits()[:, None]
         tokens: dict[Path, Tensor] = {}
+        laws: dict[Path, Tensor] = {}
         run_index: dict[Path, int] = {(): -1}
         level: list[Path] = [()]
         for depth in range(1, len(paths[-1]) + 1):
             children = [path for path in paths if len(path) == depth]
-            ranked = growth.to_target_ids(logits.topk(1 + max(path[-1] for path in children)).indices)
+            ranked, drawn_from = self._children(logits, 1 + max(path[-1] for path in children), keys, depth)
             place = {path: i for i, path in enumerate(level)}
             tokens |= {path: ranked[:, place[path[:-1]], path[-1]] for path in children}
+            if drawn_from is not None:
+                laws |= {path: drawn_from[:, place[path[:-1]], path[-1]] for path in children}
             level = [path for path in children if any(other[:-1] == path for other in paths)]
             if not level:
                 break
@@ -101,7 +160,27 @@ class StaticShape(TreeShape):
             logits = growth.run(torch.stack([tokens[path] for path in level], dim=1), parents, depth)
         index: dict[Path, int] = {path: i for i, path in enumerate(paths)} | {(): -1}
         token_ids = torch.stack([tokens[path] for path in paths], dim=1)
-        return token_ids, _column([index[path[:-1]] for path in paths], token_ids)
+        probs = torch.stack([laws[path] for path in paths], dim=1) if laws else None
+        return Trees(token_ids, _column([index[path[:-1]] for path in paths], token_ids), probs)
+
+    def _children(self, logits: Tensor, count: int, keys: Keys, depth: int) -> tuple[Tensor, Tensor | None]:
+        """Of logits [A, m, draft vocabulary], int64 [A, m, count] and float32 [A, m, count, V]; see `DraftSampler`."""
+        shape = logits.shape[:2]
+
+        def each(values: Tensor) -> Tensor:
+            return values.to(logits.device).repeat_interleave(shape[1])
+
+        tokens, laws = self._sampler.choose_children(
+            logits.flatten(0, 1),
+            each(keys.temperature),
+            each(keys.seeds),
+            each(keys.positions) + (depth - 1),
+            count,
+            self._vocabulary.to_target_ids,
+            draft_position=depth - 1,
+            vocab_size=self._vocabulary.size,
+        )
+        return tokens.unflatten(0, shape), None if laws is None else laws.unflatten(0, shape)
 
 
 def _column(values: Sequence[int], like: Tensor) -> Tensor:
@@ -116,22 +195,24 @@ class DynamicShape(TreeShape):
     candidates, ties going to the earlier one, form a tree.
     """
 
-    def __init__(self, top_k: int, depth: int) -> None:
+    def __init__(self, top_k: int, depth: int, vocabulary: Vocabulary) -> None:
         """Choose the size.
 
         Args:
             top_k: children per expanded node, and nodes expanded of a level.
             depth: levels.
+            vocabulary: of the draft.
         """
         self._top_k, self._depth = top_k, depth
+        self._vocabulary = vocabulary
 
     def num_rows(self, limit: int) -> int:
         """``top_k`` of all levels but the last."""
         return self._top_k * (min(self._depth, limit) - 1)
 
-    def grow(self, growth: Growth, limit: int, room: int | None = None) -> tuple[Tensor, Tensor]:
-        """See `TreeShape.grow`."""
-        law = growth.root_logits().float().log_softmax(dim=-1)
+    def grow(self, growth: Growth, limit: int, keys: Keys, room: int | None = None) -> Trees:
+        """See `TreeShape.grow`; nothing is drawn."""
+        law = self._vocabulary.cut(growth.root_logits()).float().log_softmax(dim=-1)
         k = min(self._top_k, law.shape[-1])
         scores, children = law.topk(k)
         frontier = torch.arange(k, device=law.device).expand_as(children)  # indices among all candidates
@@ -140,8 +221,8 @@ class DynamicShape(TreeShape):
         tokens, count = children, k
         levels = min(self._depth, limit) if room is None else min(self._depth, limit, room // k + 1)
         for depth in range(1, levels):
-            logits = growth.run(growth.to_target_ids(tokens), run_parents, depth)
-            law, below = logits.float().log_softmax(dim=-1).topk(k)  # [A, k, k]
+            logits = growth.run(self._vocabulary.target_ids(tokens), run_parents, depth)
+            law, below = self._vocabulary.cut(logits).float().log_softmax(dim=-1).topk(k)  # [A, k, k]
             children, candidates = below.flatten(1), (scores[..., None] + law).flatten(1)
             all_tokens.append(children)
             all_scores.append(candidates)
@@ -153,8 +234,8 @@ class DynamicShape(TreeShape):
         kept = _best(torch.cat(all_scores, dim=1), limit)
         parents = torch.cat(all_parents, dim=1).gather(1, kept)
         places = torch.searchsorted(kept, parents.clamp(min=0))
-        token_ids = growth.to_target_ids(torch.cat(all_tokens, dim=1).gather(1, kept))
-        return token_ids, torch.where(parents < 0, parents, places)
+        token_ids = self._vocabulary.target_ids(torch.cat(all_tokens, dim=1).gather(1, kept))
+        return Trees(token_ids, torch.where(parents < 0, parents, places))
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
@@ -163,11 +244,11 @@ def _best(scores: Tensor, count: int) -> Tensor:
     return order[:, :count].sort(dim=1).values
 
 
-def shape_of(options: TreeOptions) -> TreeShape | None:
+def shape_of(options: TreeOptions, vocabulary: Vocabulary) -> TreeShape | None:
     """The shape that options ask for; None for chains."""
     if options.static_tree is not None:
-        return StaticShape(options.static_tree)
-    return None if options.tree_top_k is None else DynamicShape(options.tree_top_k, options.tree_depth)
+        return StaticShape(options.static_tree, DraftSampler(options.draft_sample_method), vocabulary)
+    return None if options.tree_top_k is None else DynamicShape(options.tree_top_k, options.tree_depth, vocabulary)
 
 
 def no_drafts(num_requests: int) -> Draft:
@@ -177,22 +258,26 @@ def no_drafts(num_requests: int) -> Draft:
     )
 
 
-def draft_trees(limits: np.ndarray, grow: Callable[[np.ndarray, int], tuple[Tensor, Tensor]]) -> Draft:
+def draft_trees(limits: np.ndarray, grow: Callable[[np.ndarray, int], Trees]) -> Draft:
     """Draft trees for B requests; those with the same limit grow together.
 
     Args:
         limits: int64 [B], the most nodes of each tree.
-        grow: gets int64 [A], ascending, which requests, and their limit; returns as `TreeShape.grow`.
+        grow: gets int64 [A], ascending, which requests, and their limit.
     """
     none = torch.empty(0, dtype=torch.int64)
     token_ids, parents = [none] * len(limits), [none] * len(limits)
+    laws: dict[int, Tensor] = {}
     for limit in np.unique(limits[limits > 0]).tolist():
         members = np.flatnonzero(limits == limit)
-        tokens, above = grow(members, limit)
+        trees = grow(members, limit)
         for i, member in enumerate(members.tolist()):
-            token_ids[member], parents[member] = tokens[i].cpu(), above[i].cpu()
+            token_ids[member], parents[member] = trees.token_ids[i].cpu(), trees.parents[i].cpu()
+            if trees.probs is not None:
+                laws[member] = trees.probs[i].cpu()
     return Draft(
         token_ids=torch.cat([*token_ids, none]),
         num_draft_tokens=torch.tensor([len(tokens) for tokens in token_ids], dtype=torch.int32),
         parents=torch.cat([*parents, none]).int(),
+        draft_probs=torch.cat([laws[member] for member in sorted(laws)]) if laws else None,
     )

@@ -16,7 +16,7 @@ from specdec_server.api.service import Ask, merge, new_id
 from specdec_server.api.streaming import respond
 from specdec_server.api.tools import HeldText, ToolCall, ToolChoice, find_calls, read_choice
 from specdec_server.http.errors import AsciiJSONResponse, invalid
-from specdec_server.http.streams import event, while_connected
+from specdec_server.http.streams import Events, while_connected
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -156,30 +156,32 @@ class Answer:
         options = self.body.stream_options
         continuous = bool(options and options.continuous_usage_stats)
         last: RequestOutput | None = None
+        events = Events(self._frame("chat.completion.chunk"))
         async with aclosing(outputs) as stream:
             async for _, output in stream:
                 if last is None:
                     for choice in output.outputs:
-                        yield self._event(choice.index, {"role": "assistant", "content": ""})
+                        yield events(_chunk(choice.index, {"role": "assistant", "content": ""}))
                 last = output
                 for choice in output.outputs:
                     if choice.index in ended:
                         continue
                     num_tokens += len(choice.token_ids)
                     usage = formats.usage([output], num_tokens) if continuous else None
-                    for part in self._parts(choice, held.setdefault(choice.index, HeldText(self.tool_choice)), usage):
-                        yield part
+                    part = self._part(choice, held.setdefault(choice.index, HeldText(self.tool_choice)), usage)
+                    if part is not None:
+                        yield events(part)
                     if choice.finish_reason is not None:
                         ended.add(choice.index)
         assert last is not None
         if options and options.include_usage:
             tail = {"usage": formats.usage([last], num_tokens), **self._stats(last)}
-            yield event({**self._frame("chat.completion.chunk"), "choices": [], **tail})
+            yield events({"choices": [], **tail})
         elif self.body.return_spec_stats:
-            yield event({**self._frame("chat.completion.chunk"), "choices": [], **self._stats(last)})
+            yield events({"choices": [], **self._stats(last)})
 
-    def _parts(self, choice: CompletionOutput, held: HeldText, usage: dict[str, Any] | None) -> list[bytes]:
-        """The events for what is new in a choice."""
+    def _part(self, choice: CompletionOutput, held: HeldText, usage: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What is new in a choice; None when there is nothing to tell."""
         extras = self._extras(choice)
         logprobs = self._logprobs(choice)
         text = held.add(choice.text) if self.tool_choice.is_on else choice.text
@@ -194,33 +196,12 @@ class Answer:
             delta["content"] = text
         finish_reason = self._finish_reason(choice, calls=bool(calls))
         if not (delta or finish_reason or extras or choice.logprobs):
-            return []
-        return [
-            self._event(
-                choice.index, delta, logprobs, finish_reason, usage, {**extras, "stop_reason": choice.stop_reason}
-            )
-        ]
-
-    def _event(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-        usage: dict[str, Any] | None = None,
-        extras: dict[str, Any] | None = None,
-    ) -> bytes:
-        choice = {
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-            **(extras or {}),
-        }
-        chunk = {**self._frame("chat.completion.chunk"), "choices": [choice]}
+            return None
+        extras["stop_reason"] = choice.stop_reason
+        chunk = _chunk(choice.index, delta, logprobs, finish_reason, extras)
         if usage is not None:
             chunk["usage"] = usage
-        return event(chunk)
+        return chunk
 
     def _stats(self, output: RequestOutput) -> dict[str, Any]:
         return {"spec_stats": formats.spec_stats([output])} if self.body.return_spec_stats else {}
@@ -233,3 +214,15 @@ class Answer:
             "model": self.model,
             "system_fingerprint": self.service.fingerprint,
         }
+
+
+def _chunk(
+    index: int,
+    delta: dict[str, Any],
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+    extras: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A part of a streamed answer, without its frame."""
+    choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason, **(extras or {})}
+    return {"choices": [choice]}

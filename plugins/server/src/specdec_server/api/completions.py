@@ -14,7 +14,7 @@ from specdec_server.api.sampling import sampling_params
 from specdec_server.api.service import Ask, gather, merge, new_id
 from specdec_server.api.streaming import respond
 from specdec_server.http.errors import AsciiJSONResponse, invalid
-from specdec_server.http.streams import event, while_connected
+from specdec_server.http.streams import Events, while_connected
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -181,6 +181,7 @@ class Answer:
         counts: dict[int, int] = {}
         ended: set[int] = set()
         options = self.body.stream_options
+        event = Events(self._frame())
         async with aclosing(outputs) as stream:
             async for number, output in stream:
                 latest[number] = output
@@ -198,9 +199,9 @@ class Answer:
                         ended.add(index)
         if options and options.include_usage:
             total = formats.usage(list(latest.values()), sum(counts.values()))
-            yield event({**self._frame(), "choices": [], "usage": total, **self._stats(latest)})
+            yield event({"choices": [], "usage": total, **self._stats(latest)})
         elif self.body.return_spec_stats:
-            yield event({**self._frame(), "choices": [], **self._stats(latest)})
+            yield event({"choices": [], **self._stats(latest)})
 
     def _stats(self, latest: dict[int, RequestOutput]) -> dict[str, Any]:
         return {"spec_stats": formats.spec_stats(list(latest.values()))} if self.body.return_spec_stats else {}
@@ -230,7 +231,7 @@ class Answer:
         }
         if first and body.prompt_logprobs is not None:
             one["prompt_logprobs"] = formats.prompt_logprobs(output)
-        return {**self._frame(), "choices": [one]}
+        return {"choices": [one]}
 
     def _frame(self) -> dict[str, Any]:
         return {

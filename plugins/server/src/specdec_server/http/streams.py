@@ -24,10 +24,28 @@ class ClientGone(Exception):
     """The client closed the connection before its answer was ready."""
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def event(data: Any, name: str | None = None) -> bytes:
     """One server-sent event."""
-    text = json.dumps(data, separators=(",", ":"))
+    text = _encode(data)
     return f"event: {name}\ndata: {text}\n\n".encode() if name else f"data: {text}\n\n".encode()
+
+
+class Events:
+    """Makes the events of one stream, whose data are objects that begin with the same keys.
+
+    Args:
+        frame: those keys and their values, at least one; encoded once, since there is an event for each step.
+    """
+
+    def __init__(self, frame: dict[str, Any]) -> None:
+        self._head = f"data: {_encode(frame)[:-1]},"
+
+    def __call__(self, content: dict[str, Any]) -> bytes:
+        """One event: the frame and ``content``, which is not empty."""
+        return f"{self._head}{_encode(content)[1:]}\n\n".encode()
 
 
 class EventStream(Response):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from specdec.metrics.loggers import StatLogger
 from specdec.metrics.stats import StepStats
 from specdec.runner.drafting import DRAFTS_IN_VAIN
 from specdec.testing import LIES, LyingProposer, RaisingProposer, SlowProposer
+from specdec.types import Needs
 from tests.invariants.kit import PROMPTS, VOCAB, Baseline, Runs, Start, oracle, tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -69,6 +72,26 @@ def test_a_slow_proposer_is_switched_off(start: Start, baseline: Baseline, runs:
     unlimited = start(SlowProposer(oracle(runs), 0.005), proposer_time_budget=0)
     assert tokens(unlimited.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(baseline(PROMPTS, GREEDY))
     assert not unlimited.stats().speculation_disabled
+
+
+@pytest.mark.parametrize("runs_a_model", [True, False])
+def test_a_proposer_that_runs_a_model_may_take_as_long_as_the_target(
+    start: Start, runs: Runs, runs_a_model: bool
+) -> None:
+    """On a slow machine both are slow; a lookup has no reason to be."""
+    inner = oracle(runs)
+    inner.needs = Needs(every_step=runs_a_model)
+    engine = start(SlowProposer(inner, 0.02), proposer_time_budget=0.01)
+    target = engine._engine.core.parts.target
+    forward = target.forward
+
+    def slow_forward(*arguments: Any, **more: Any) -> Any:
+        time.sleep(0.03)
+        return forward(*arguments, **more)
+
+    target.forward = slow_forward  # type: ignore[method-assign]
+    engine.generate(PROMPTS[:2], GREEDY, use_tqdm=False)
+    assert engine.stats().speculation_disabled is not runs_a_model
 
 
 def test_start_and_finish_may_fail_too(start: Start, baseline: Baseline, runs: Runs) -> None:

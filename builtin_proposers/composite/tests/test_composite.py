@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
 from specdec import LLM, SamplingParams
 from specdec.drafting import Proposer
-from specdec.errors import ConfigError, InvalidRequestError
+from specdec.errors import ConfigError, InvalidRequestError, PluginNotFoundError
 from specdec.registry import Registry
 from specdec.speculation import RequestSpeculation
 from specdec.testing import (
@@ -29,6 +31,7 @@ from specdec_composite.composite import CompositeProposer
 from specdec_composite.config import CompositeConfig
 from specdec_composite.member import Member
 from specdec_composite.plugin import propose
+from specdec_composite.worth import Worth
 
 VOCAB = 128
 PROMPTS = [[7] * 24, [5, 9, 5, 9, 5, 9, 11], [3], [100, 101, 102, 103] * 8]
@@ -126,6 +129,66 @@ def test_the_most_promising_draft_wins() -> None:
             DraftOutcome(request_ids=("x",), num_draft_tokens=np.array([2]), num_accepted_tokens=np.array([0]))
         )
     assert composite.propose(_batch([50])).token_ids.tolist() == [1]
+
+
+class _Slow(_Fixed):
+    """Takes 4 ms for each request."""
+
+    def propose(self, batch: ProposalInput) -> Draft:
+        time.sleep(0.004 * len(batch.request_ids))
+        return super().propose(batch)
+
+
+def _steps(composite: CompositeProposer, rows: list[list[int]], count: int, step_seconds: float) -> list[list[int]]:
+    """Propose ``count`` times; of each draft the first token is accepted. The drafts' tokens."""
+    batch, drafts = attrs.evolve(_batch(*rows), step_seconds=step_seconds), []
+    for _ in range(count):
+        draft = composite.propose(batch)
+        drafts.append(draft.token_ids.tolist())
+        drafted = draft.num_draft_tokens.numpy()
+        some = np.flatnonzero(drafted)
+        ids = tuple([batch.request_ids[i] for i in some])
+        accepted = np.ones(len(some), dtype=np.int64)
+        composite.record(DraftOutcome(request_ids=ids, num_draft_tokens=drafted[some], num_accepted_tokens=accepted))
+    return drafts
+
+
+@pytest.mark.parametrize(("step_seconds", "asked"), [(1.0, range(30, 31)), (0.001, range(1, 20))])
+def test_a_member_is_asked_while_its_drafts_are_worth_their_time(step_seconds: float, asked: range) -> None:
+    """The same drafts are worth much beside steps of a second, and nothing beside steps of a millisecond."""
+    lookup, model = _Fixed(1, trigger=50, length=1), _Slow(2, length=4)
+    drafts = _steps(_composite(lookup, model, choose="best"), [[51]], 30, step_seconds)
+    assert len(model.calls) in asked
+    assert (drafts[-1] == [2] * 4) == (step_seconds == 1.0)
+    assert len(lookup.calls) == 30
+
+
+def test_a_promising_draft_in_hand_saves_asking_a_costly_member() -> None:
+    lookup, model = _Fixed(1, trigger=50, length=4), _Slow(2, length=4)
+    composite = _composite(lookup, model, choose="best")
+    _steps(composite, [[50], [51]], 10, 0.1)
+    assert set(model.calls) == {("y",)}, "only where the lookup has nothing"
+
+
+def test_a_member_that_is_not_asked_is_tried_now_and_then() -> None:
+    model = _Slow(2, length=4)
+    composite = _composite(_Fixed(1, length=1), model, choose="best")
+    drafts = _steps(composite, [[50], [50]], 160, 0.001)
+    assert model.calls[0] == ("x", "y")
+    assert 2 <= len(model.calls) <= 30
+    assert model.calls[-1] == ("x",), "for one request"
+    assert [2, 2, 2, 2, 1] in drafts[60:], "its draft is used, or nothing would be learned"
+
+
+def test_the_reservation_value_by_hand() -> None:
+    worth = Worth(2)
+    assert worth.reservation(100.0) == pytest.approx(0.7 + 0.7 * 0.7), "free and as likely as the priors say"
+    worth.record_drafts(np.array([2, 0, 0, 0]), seconds=0.2)
+    found = (1 + 0.7 * 2) / (4 + 2)
+    assert worth.reservation(10.0) == pytest.approx(1.19 - 10.0 * 0.05 / found)
+    worth.record_outcomes(np.array([2]), np.array([1]))
+    first, second = (1 + 1.4) / 3, 1.4 / 3
+    assert worth.expected_tokens().tolist() == pytest.approx([0, first, first + first * second])
 
 
 @pytest.mark.parametrize("length", [1, 3])
@@ -243,6 +306,16 @@ def test_what_is_wrong_in_a_member_is_said_with_its_place(members: Any, message:
     pytest.importorskip("specdec_ngram")
     with pytest.raises(ConfigError, match=message):
         propose(CompositeConfig(proposers=members), engine_context(registry=Registry()))
+
+
+def test_members_are_checked_before_the_model_is_looked_for(start: Callable[..., LLM]) -> None:
+    pytest.importorskip("specdec_ngram")
+    wrong = {"method": "composite", "proposers": [{"method": "ngram", "prompt_lookup_max": 0}]}
+    with pytest.raises(ConfigError, match=r"speculative\.proposers\[0\]\.prompt_lookup_max = 0"):
+        LLM("/there/is/no/model", speculative_config=wrong)
+    unknown = {"method": "composite", "proposers": [{"method": "ngrm"}]}
+    with pytest.raises(PluginNotFoundError, match="ngrm"):
+        LLM("/there/is/no/model", speculative_config=unknown)
 
 
 def test_memory_names_the_member(tmp_path: Path) -> None:

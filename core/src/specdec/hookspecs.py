@@ -166,7 +166,9 @@ def config_class() -> type | None:
         An attrs class. Its fields are the keys that the section ``speculative`` may carry beside the core's own
         (proposers), the keys of ``verifier_options`` (verifiers), or those of the table of the configuration file that
         belongs to a command. A class variable ``NOTICE``, one sentence, is what a user of the plugin must know;
-        `specdec config` prints it. Fields with the metadata ``{"secret": True}`` are not shown there.
+        `specdec config` prints it. Fields with the metadata ``{"secret": True}`` are not shown there. A method
+        ``check_plugins(registry)`` is called with each new instance, for options that name other plugins: it raises a
+        `ConfigError` or `PluginError` where they are wrong, before any model is loaded.
 
     Compatibility: since 0.1.
     """

@@ -173,6 +173,9 @@ class ProposalInput:
     """int64 [B]: address of the first of each request's `token_ids`, when the engine knows it without asking NumPy."""
     num_tokens: np.ndarray | None = None
     """int64 [B]: the lengths of `token_ids`; given together with ``token_pointers``."""
+    step_seconds: float | None = None
+    """Wall time of the step just committed, without drafting, for proposers that weigh what drafting costs; None when
+    it also held prompt tokens and so is not what a decoding step takes."""
 
     def token_buffers(self) -> tuple[np.ndarray, np.ndarray]:
         """Addresses and lengths of `token_ids`, for compiled code that serves all requests in one call.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +12,8 @@ import torch
 from specdec.drafting import Proposer
 from specdec.engine.request import NO_DRAFT, RequestDraft
 from specdec.types import Draft, Needs, ProposerCapabilities
+from specdec_composite.member import judged_length
+from specdec_composite.worth import Pace
 
 if TYPE_CHECKING:
     from specdec.types import DraftOutcome, ProposalInput, RequestInfo
@@ -26,12 +29,17 @@ class CompositeProposer(Proposer):
         Args:
             members: in order of preference; at least one.
             choose: "first": the first draft that is not empty; "best": the draft with the most tokens expected to be
-                accepted.
+                accepted, of members whose drafts are worth their time (`specdec_composite.worth`).
             vocab_size: the target's.
         """
         self._members = list(members)
         self._best = choose == "best"
         self._vocab_size = vocab_size
+        self._pace = Pace()
+        self._accepted = 0
+        """Tokens of drafts kept in the last step."""
+        self._propose_seconds = 0.0
+        """Of the proposal before that step."""
         self._wanted: dict[str, str] = {}
         self._served: dict[str, Member] = {}
         self.methods = tuple([member.name for member in members])
@@ -70,27 +78,63 @@ class CompositeProposer(Proposer):
 
     def propose(self, batch: ProposalInput) -> Draft:
         """See `Proposer.propose`."""
+        begin = time.perf_counter()
+        if batch.step_seconds is not None:
+            self._pace.observe(len(batch.request_ids) + self._accepted, batch.step_seconds + self._propose_seconds)
+        self._accepted = 0
+        draft = self._packed(self._drafts(batch))
+        self._propose_seconds = time.perf_counter() - begin
+        return draft
+
+    def _drafts(self, batch: ProposalInput) -> list[RequestDraft]:
+        """The draft chosen for each request."""
         drafts = [NO_DRAFT] * len(batch.request_ids)
-        expected = np.zeros(len(drafts))
+        promised = np.zeros(len(drafts))
         for request_id in batch.request_ids:
             self._served.pop(request_id, None)
-        for member in self._members:
-            chosen = self._takers(member, batch, drafts)
+        only = self._only(batch)
+        for member, enough in self._order():
+            chosen = [
+                i
+                for i in range(len(drafts))
+                if member.is_on
+                and batch.max_draft_tokens[i] > 0
+                and (only[i] is member if only[i] is not None else promised[i] < enough)
+            ]
             if not chosen and not member.proposer.needs.every_step:
                 continue
             found = member.draft(batch, chosen, self._vocab_size, self.needs.aux_layers)
             if found is None:
                 continue
-            promise = member.expected_tokens()
+            promise = member.worth.expected_tokens()
             for i, draft in zip(chosen, found, strict=True):
                 limit = min(int(batch.max_draft_tokens[i]), member.max_draft_tokens)
-                if len(draft) and promise[_judged_length(draft, limit)] > expected[i]:
-                    drafts[i], expected[i] = draft, promise[_judged_length(draft, limit)]
+                if len(draft) and promise[judged_length(draft, limit)] > promised[i]:
+                    drafts[i], promised[i] = draft, promise[judged_length(draft, limit)]
                     self._served[batch.request_ids[i]] = member
-        return self._packed(drafts)
+        return drafts
+
+    def _order(self) -> list[tuple[Member, float]]:
+        """The members in the order of asking, and the promise in hand that makes asking one needless."""
+        if not self._best:
+            return [(member, np.finfo(float).tiny) for member in self._members]
+        rate = self._pace.tokens_per_second
+        found = [(member, member.worth.reservation(rate)) for member in self._members]
+        return sorted(found, key=lambda one: -one[1])
+
+    def _only(self, batch: ProposalInput) -> list[Member | None]:
+        """The one member that may draft for a request: which it wanted, or which is to be tried; None: any."""
+        by_name = {member.name: member for member in self._members}
+        found = [by_name.get(self._wanted.get(request_id, "")) for request_id in batch.request_ids]
+        if not self._best:
+            return found
+        free = [i for i, member in enumerate(found) if member is None and batch.max_draft_tokens[i] > 0]
+        due = [member for member in self._members if free and member.is_on and member.worth.try_now()]
+        return [due.pop() if member is None and i in free and due else member for i, member in enumerate(found)]
 
     def record(self, outcome: DraftOutcome) -> None:
         """See `Proposer.record`: each member hears of its own drafts."""
+        self._accepted = int(outcome.num_accepted_tokens.sum())
         servers = [self._served.get(request_id) for request_id in outcome.request_ids]
         for member in self._members:
             mine = np.array([i for i, server in enumerate(servers) if server is member], dtype=np.int64)
@@ -124,18 +168,6 @@ class CompositeProposer(Proposer):
         """See `Proposer.stats`: counters of each member by its name."""
         return {"members": {member.name: member.stats() for member in self._members}}
 
-    def _takers(self, member: Member, batch: ProposalInput, drafts: Sequence[RequestDraft]) -> list[int]:
-        """The requests that a member is asked about."""
-        if not member.is_on:
-            return []
-        return [
-            i
-            for i, request_id in enumerate(batch.request_ids)
-            if batch.max_draft_tokens[i] > 0
-            and self._wanted.get(request_id, member.name) == member.name
-            and (self._best or not len(drafts[i]))
-        ]
-
     def _packed(self, drafts: Sequence[RequestDraft]) -> Draft:
         """One draft of those chosen; chains become trees, and certain tokens one-hot laws, where others need it."""
         tokens = torch.tensor([token for draft in drafts for token in draft.token_ids], dtype=torch.int64)
@@ -163,22 +195,3 @@ class CompositeProposer(Proposer):
                 ids = torch.tensor(draft.token_ids, device=device)
                 rows.append(torch.nn.functional.one_hot(ids, self._vocab_size).float())
         return torch.cat(rows)
-
-
-def _judged_length(draft: RequestDraft, limit: int) -> int:
-    """What a draft is preferred by: its depth, or ``limit`` where the tokens were drawn from the laws it comes with.
-
-    Where drawn drafts end may depend on their tokens. Preferring the long ones would be preferring some tokens, and
-    those that are left would no longer have the law that verifiers are told.
-    """
-    return _depth(draft) if draft.probs is None else limit
-
-
-def _depth(draft: RequestDraft) -> int:
-    """The most tokens of a draft that can be accepted."""
-    if draft.parents is None:
-        return len(draft)
-    depth: list[int] = []
-    for parent in draft.parents:
-        depth.append(1 if parent < 0 else depth[parent] + 1)
-    return max(depth)

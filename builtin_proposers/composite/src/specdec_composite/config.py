@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import field, frozen
 
 from specdec.config import validators as check
 from specdec.config.problems import InvalidValueError
+
+if TYPE_CHECKING:
+    from specdec.registry import Registry
 
 MEMBERS = "speculative.proposers"
 _FORM = 'a list of tables such as {"method": "ngram", "prompt_lookup_max": 4}, one for each member'
@@ -23,7 +26,8 @@ class CompositeConfig:
     """The members in order, each a table with `method` and that method's options; num_speculative_tokens where a
     member shall draft fewer."""
     choose: Literal["first", "best"] = field(default="first", validator=check.choice("first", "best"))
-    """first takes the first member's draft that is not empty; best asks all and takes the most promising draft."""
+    """first takes the first member's draft that is not empty. best takes the draft with the most tokens expected to be
+    accepted, and asks a member only while what it is expected to add is worth the time of its drafts."""
     max_member_faults: int = field(default=3, validator=check.integer(1))
     """A member is switched off after this many faults in a row."""
 
@@ -42,3 +46,14 @@ class CompositeConfig:
                 raise InvalidValueError(
                     f"{path}.num_speculative_tokens", member["num_speculative_tokens"], "an integer of at least 1"
                 )
+
+    def check_plugins(self, registry: Registry) -> None:
+        """Check the members' own options, before any model is loaded.
+
+        Raises:
+            ConfigError: an option is wrong; the path names the member.
+            PluginError: a method is not installed or cannot be used.
+        """
+        from specdec_composite.options import read_members
+
+        read_members(self.proposers, registry)

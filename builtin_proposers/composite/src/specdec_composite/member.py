@@ -11,6 +11,7 @@ import numpy as np
 
 from specdec.metrics.stats import SpecCounter
 from specdec.runner.draft_check import split_draft
+from specdec_composite.worth import Worth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-_DISCOUNT = 0.98
-_PRIOR, _PRIOR_WEIGHT = 0.7, 2.0
 
 
 class Member:
@@ -39,9 +37,10 @@ class Member:
         self._max_faults = max_faults
         self._num_faults = self._faults_in_a_row = 0
         self._seconds = 0.0
+        self._num_asked = 0
         self._counter = SpecCounter()
-        self._tested = np.zeros(max_draft_tokens)
-        self._accepted = np.zeros(max_draft_tokens)
+        self.worth = Worth(max_draft_tokens)
+        """What its drafts promise and cost."""
 
     def guarded(self, call: Callable[[], T]) -> T | None:
         """Run a call into the proposer; a fault is counted and gives None."""
@@ -73,20 +72,23 @@ class Member:
                 self.proposer.propose(own), own.max_draft_tokens, vocab_size, self.proposer.capabilities
             )
         )
-        self._seconds += time.perf_counter() - begin
-        if drafts is not None:
-            self._faults_in_a_row = 0
+        seconds = time.perf_counter() - begin
+        self._seconds += seconds
+        self._num_asked += len(chosen)
+        if drafts is None:
+            return None
+        self._faults_in_a_row = 0
+        if chosen:
+            limits = own.max_draft_tokens.tolist()
+            lengths = [judged_length(draft, limit) for draft, limit in zip(drafts, limits, strict=True)]
+            self.worth.record_drafts(np.array(lengths), seconds)
         return drafts
 
     def record(self, outcome: DraftOutcome, mine: np.ndarray) -> None:
         """Learn what became of this member's drafts: int [n], their indices in the outcome."""
         drafted, accepted = outcome.num_draft_tokens[mine], outcome.num_accepted_tokens[mine]
         self._counter.count_batch(drafted.tolist(), accepted.tolist())
-        positions = np.arange(len(self._tested))
-        self._tested *= _DISCOUNT
-        self._accepted *= _DISCOUNT
-        self._tested += (positions < np.minimum(accepted + 1, drafted)[:, None]).sum(axis=0)
-        self._accepted += (positions < accepted[:, None]).sum(axis=0)
+        self.worth.record_outcomes(drafted, accepted)
         own = attrs.evolve(
             outcome,
             request_ids=tuple([outcome.request_ids[i] for i in mine]),
@@ -95,15 +97,11 @@ class Member:
         )
         self.guarded(lambda: self.proposer.record(own))
 
-    def expected_tokens(self) -> np.ndarray:
-        """[max_draft_tokens + 1]: tokens expected to be accepted of a draft of that length, by what was so far."""
-        rate = (self._accepted + _PRIOR * _PRIOR_WEIGHT) / (self._tested + _PRIOR_WEIGHT)
-        return np.concatenate([[0.0], np.cumsum(np.cumprod(rate))])
-
     def stats(self) -> dict[str, Any]:
         """Counters, as plain values."""
         spec = self._counter.snapshot()
         return {
+            "num_requests_asked": self._num_asked,
             "num_drafts": spec.num_drafts,
             "num_draft_tokens": spec.num_draft_tokens,
             "num_accepted_tokens": spec.num_accepted_tokens,
@@ -160,3 +158,24 @@ class Member:
                 cause,
                 exc_info=error,
             )
+
+
+def judged_length(draft: RequestDraft, limit: int) -> int:
+    """What a draft is preferred by: its depth, or ``limit`` where the tokens were drawn from the laws it comes with.
+
+    Where drawn drafts end may depend on their tokens. Preferring the long ones would be preferring some tokens, and
+    those that are left would no longer have the law that verifiers are told.
+    """
+    if not len(draft):
+        return 0
+    return _depth(draft) if draft.probs is None else limit
+
+
+def _depth(draft: RequestDraft) -> int:
+    """The most tokens of a draft that can be accepted."""
+    if draft.parents is None:
+        return len(draft)
+    depth: list[int] = []
+    for parent in draft.parents:
+        depth.append(1 if parent < 0 else depth[parent] + 1)
+    return max(depth)

@@ -133,7 +133,10 @@ class Registry:
 
         plugin = self.load(kind, name)
         cls = plugin.build("config_class") if plugin.implements("config_class") else None
-        return build_options(plugin.entry, cls, options)
+        config = build_options(plugin.entry, cls, options)
+        if hasattr(cls, "check_plugins"):
+            config.check_plugins(self)
+        return config
 
     def identify(self, checkpoint: Path) -> Identification:
         """Find the one proposer that a checkpoint belongs to.

@@ -34,6 +34,10 @@ DRAFTS_IN_VAIN = 50
 """After so many drafts of which no token was ever accepted something is likely to be wrong, and is worth a warning."""
 
 
+_STEP_TIME_FADES = 0.9
+"""How much of a slow step's time is still expected of the step after it."""
+
+
 class Drafting:
     """The proposer of an engine, guarded."""
 
@@ -67,6 +71,9 @@ class Drafting:
         self._time_budget = time_budget
         self._faults_in_a_row = 0
         self._step_seconds = 0.0
+        """Of the slowest of the last steps."""
+        self._decode_seconds: float | None = None
+        """Of the last step, when it only decoded."""
         self._started: set[str] = set()
         self._drafts_in_vain: int | None = 0
         """Drafts verified while nothing was ever accepted; None once that is settled."""
@@ -114,15 +121,17 @@ class Drafting:
             outcomes: request, verified draft tokens and kept ones, for each draft in the step.
             seconds: from scheduling to commit.
         """
-        self._step_seconds = seconds
+        self._step_seconds = max(seconds, _STEP_TIME_FADES * self._step_seconds)
         if not self.is_on:
             return
         if outcomes and self._drafts_in_vain is not None:
             self._watch_acceptance(self._drafts_in_vain + len(outcomes), any(kept for _, _, kept in outcomes))
         num_tokens = len(step.packed.input_ids)
+        only_decodes = num_tokens == len(step.layout.request_index)
+        self._decode_seconds = seconds if only_decodes else None
         self.control.record_step(
             len(step.sampling),
-            num_tokens if num_tokens == len(step.layout.request_index) else 0,
+            num_tokens if only_decodes else 0,
             seconds,
             [known for outcome in outcomes if (known := _known_outcome(*outcome)) is not None],
         )
@@ -181,16 +190,24 @@ class Drafting:
         begin = time.perf_counter()
         draft = self.proposer.propose(batch)
         seconds = time.perf_counter() - begin
-        self._check_time(seconds)
+        self._check_time(seconds, int(limits.max(initial=0)))
         drafts = split_draft(draft, limits, self._vocab_size, self.proposer.capabilities)
         self._faults_in_a_row = 0
         return drafts
 
-    def _check_time(self, seconds: float) -> None:
-        """A proposer that follows every step has prompts to run over, too: it gets the step's own time on top."""
-        allowed = self._time_budget + (self._step_seconds if self.proposer.needs.every_step else 0.0)
-        if self._time_budget and seconds > allowed:
-            raise ProposerError(f"propose() took {seconds:.3f} s; proposer_time_budget is {self._time_budget:g} s")
+    def _check_time(self, seconds: float, longest: int) -> None:
+        """Refuse a draft that took too long.
+
+        A proposer that follows every step runs a model of its own. It is not too slow while it takes no longer than the
+        target would: a step for each draft token and one for the text it has to run over first. What is measured
+        against the budget is the time beyond that, so that a slow or busy machine is no fault of the proposer's.
+        """
+        own = (1 + longest) * self._step_seconds if self.proposer.needs.every_step else 0.0
+        if self._time_budget and seconds > self._time_budget + own:
+            raise ProposerError(
+                f"propose() took {seconds:.3f} s; proposer_time_budget is {self._time_budget:g} s"
+                + (f", and the target's own time for {1 + longest} steps {own:.3f} s" if own else "")
+            )
 
     def _start(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -222,6 +239,7 @@ class Drafting:
             "seeds": tuple([request.seed for request in requests]),
             "token_pointers": np.array([request.token_pointer for request in requests], dtype=np.int64),
             "num_tokens": np.array([request.num_tokens for request in requests], dtype=np.int64),
+            "step_seconds": self._decode_seconds,
         }
         needs = self.proposer.needs
         if not (needs.every_step or needs.hidden_states or needs.aux_layers):

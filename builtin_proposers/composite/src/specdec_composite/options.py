@@ -1,0 +1,68 @@
+"""The members' tables read and checked; what is wrong in one is said with its place in the list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from specdec.config.problems import (
+    InvalidValueError,
+    MissingSettingError,
+    SeveralProblemsError,
+    UnknownSettingError,
+)
+from specdec.errors import ConfigError
+from specdec_composite.config import MEMBERS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from specdec.registry import Registry
+
+_SECTION = "speculative"
+
+
+@frozen(kw_only=True)
+class MemberOptions:
+    """One member's table."""
+
+    method: str
+    config: Any
+    """The options of the method, as its own class of options."""
+    num_speculative_tokens: int | None
+    """Most draft tokens of this member; None: as many as the engine drafts."""
+
+
+def read_members(tables: Sequence[Mapping[str, Any]], registry: Registry) -> list[MemberOptions]:
+    """Check all members; imports their methods, and nothing heavy.
+
+    Raises:
+        ConfigError: an option of a member is wrong; the path names the member (``speculative.proposers[1].model``).
+        PluginError: a member's method is not installed or cannot be used.
+    """
+    return [_member(table, f"{MEMBERS}[{index}]", registry) for index, table in enumerate(tables)]
+
+
+def _member(table: Mapping[str, Any], path: str, registry: Registry) -> MemberOptions:
+    options = dict(table)
+    method = options.pop("method")
+    limit = options.pop("num_speculative_tokens", None)
+    try:
+        config = registry.plugin_config("proposer", method, options)
+    except ConfigError as error:
+        raise _placed(error, path) from error
+    return MemberOptions(method=method, config=config, num_speculative_tokens=limit)
+
+
+def _placed(error: ConfigError, member: str) -> ConfigError:
+    """The same fault with the member's path in front of the option."""
+    if isinstance(error, SeveralProblemsError):
+        return SeveralProblemsError([_placed(problem, member) for problem in error.problems])
+    path = error.path or _SECTION
+    moved = f"{member}{path.removeprefix(_SECTION)}"
+    if isinstance(error, InvalidValueError | UnknownSettingError):
+        return error.moved(moved, None)
+    if isinstance(error, MissingSettingError):
+        return MissingSettingError(moved, error.remedy)
+    return ConfigError(str(error).replace(f"{_SECTION}.", f"{member}."), path=moved)

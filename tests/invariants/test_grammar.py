@@ -23,10 +23,11 @@ from specdec import AsyncLLM, RequestOutput, SamplingParams
 from specdec.drafting import Proposer
 from specdec.errors import InvalidRequestError
 from specdec.grammar import StructuredOutputsParams
+from specdec.outputs import FORCED
 from specdec.testing import OracleProposer, RandomProposer, WrongProposer
 from specdec.testing.grammars import ChoiceBackend
 from specdec.testing.oracles import ChainProposer
-from specdec.types import Draft, ProposalInput, ProposerCapabilities
+from specdec.types import Draft, DraftOutcome, ProposalInput, ProposerCapabilities
 from tests.invariants.kit import PROMPTS, VOCAB, Baseline, Start, reasons, tokens
 
 pytest.importorskip("xgrammar")
@@ -237,6 +238,39 @@ def test_stop_strings_and_limits_cut_as_ever(start: Start, baseline: Baseline) -
     assert reasons(found) == reasons(plain)
 
 
+class Teller(ChainProposer):
+    """Right for one token, and asks what became of its drafts."""
+
+    def __init__(self, run: list[int]) -> None:
+        self._run, self.told = run, [0, 0]
+
+    def draft_for(self, request_id: str, token_ids: Any, max_draft_tokens: int) -> list[int]:
+        return self._run[len(token_ids) : len(token_ids) + 1]
+
+    def record(self, outcome: DraftOutcome) -> None:
+        self.told[0] += int(outcome.num_draft_tokens.sum())
+        self.told[1] += int(outcome.num_accepted_tokens.sum())
+
+
+def test_forced_tokens_are_not_the_proposers(start: Start, baseline: Baseline) -> None:
+    """They follow its own in one draft, and count neither for it nor against it."""
+    params = SamplingParams(temperature=0, max_tokens=40, structured_outputs={"choice": ["a long text without a fork"]})
+    plain = baseline(PROMPTS[3:4], params)
+    teller = Teller([*PROMPTS[3], *plain[0].outputs[0].token_ids])
+    engine = start(teller, k=5)
+    found = engine.generate(PROMPTS[3:4], params, use_tqdm=False)
+    assert tokens(found) == tokens(plain)
+    stats = engine.stats()
+    assert stats.num_grammar_accepted_tokens > 2 * stats.num_accepted_tokens > 0
+    assert stats.num_draft_tokens_per_pos == stats.num_accepted_tokens_per_pos == (stats.num_drafts,)
+    assert teller.told == [stats.num_draft_tokens, stats.num_accepted_tokens]
+    assert stats.num_generated_tokens == len(plain[0].outputs[0].token_ids)
+    drafted = stats.num_accepted_tokens + stats.num_grammar_accepted_tokens
+    assert stats.num_generated_tokens == drafted + stats.num_steps - 1, (
+        "each step has one more, but the last, which ends"
+    )
+
+
 class Silent(ChainProposer):
     def draft_for(self, request_id: str, token_ids: Any, max_draft_tokens: int) -> list[int]:
         return []
@@ -251,7 +285,11 @@ def test_jump_forward(start: Start, baseline: Baseline) -> None:
     found = engine.generate(PROMPTS[3:4], params, use_tqdm=False)
     assert tokens(found) == tokens(plain)
     stats, length = engine.stats(), len(plain[0].outputs[0].token_ids)
-    assert stats.num_grammar_forced_tokens >= stats.num_draft_tokens == stats.num_accepted_tokens > 0
+    assert stats.num_grammar_forced_tokens == stats.num_grammar_accepted_tokens > 0
+    assert stats.num_drafts == stats.num_draft_tokens == stats.num_accepted_tokens == 0, "none of them the proposer's"
+    told, origins = found[0].spec_stats, found[0].outputs[0].token_origins
+    assert told.num_grammar_accepted_tokens == origins.count(FORCED) == stats.num_grammar_accepted_tokens
+    assert (told.num_draft_tokens, told.mean_acceptance_length, max(origins)) == (0, 1.0, -1)
     assert stats.num_steps <= 1 + -(-(length - 1) // 7)
     alone = start()
     assert tokens(alone.generate(PROMPTS[3:4], params, use_tqdm=False)) == tokens(plain)

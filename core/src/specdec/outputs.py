@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from specdec.sampling.logprobs import Logprob
 
 
-PLAIN, RECOVERED, BONUS = -1, -2, -3
-"""Origins of tokens that the target chose itself: without a draft, where it left the draft, after all of a draft."""
+PLAIN, RECOVERED, BONUS, FORCED = -1, -2, -3, -4
+"""Origins of tokens that no proposer drafted. The target chose them itself: without a draft, where it left the draft,
+after all of a draft. Forced ones were drafted by the engine, because a grammar left no other continuation."""
 
 
 @define(kw_only=True)
@@ -35,8 +36,8 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     """Sum of the log-probabilities of the chosen tokens, when ``logprobs`` are."""
     token_origins: list[int] = field(factory=list)
-    """For each token the draft position it was accepted from; `PLAIN`, `RECOVERED` or `BONUS`, all below 0, when the
-    target chose it itself."""
+    """For each token the draft position it was accepted from; or `PLAIN`, `RECOVERED`, `BONUS` or `FORCED`, all below
+    0."""
     delta_text: str = ""
     """The text that is new since the previous output of a stream."""
     delta_token_ids: list[int] = field(factory=list)

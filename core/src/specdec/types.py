@@ -373,6 +373,11 @@ class SpecStats:
     """Draft tokens kept at each draft position; of trees at each depth."""
     num_draft_tokens_per_pos: tuple[int, ...] = ()
     """Draft tokens verified at each draft position; of trees at each depth."""
+    num_grammar_forced_tokens: int = 0
+    """Tokens that the engine added behind drafts because a grammar left one continuation, verified. They are none of
+    the counts above."""
+    num_grammar_accepted_tokens: int = 0
+    """Of these, tokens kept."""
 
     @property
     def acceptance_rate(self) -> float:

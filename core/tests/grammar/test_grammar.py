@@ -118,16 +118,19 @@ def test_a_mask_found_while_drafting_is_not_made_again() -> None:
 # --- shaping --------------------------------------------------------------------------------------
 
 
-def shaped(state: RequestGrammar, draft: RequestDraft, limit: int = 8) -> tuple[RequestDraft, DraftShaping]:
-    shaping = DraftShaping()
-    request: Any = SimpleNamespace(grammar=state, request_id="r")
+def shaped(
+    state: RequestGrammar, draft: RequestDraft, limit: int = 8, *, keeps_laws: bool = False, greedy: bool = False
+) -> tuple[RequestDraft, DraftShaping]:
+    shaping = DraftShaping(keeps_laws=keeps_laws)
+    request: Any = SimpleNamespace(grammar=state, request_id="r", params=SimpleNamespace(greedy=greedy))
     return shaping.shape(request, draft, limit), shaping
 
 
 def test_chains_are_cut_and_extended() -> None:
     draft, shaping = shaped(state_of([5, 6, 7, 8], [5, 9]), RequestDraft([5, 6, 9, 9]))
     assert (draft.token_ids, draft.parents) == ([5, 6, 7, 8, END], None)
-    assert (shaping.num_cut_tokens, shaping.num_forced_tokens) == (2, 3)
+    assert (shaping.num_cut_tokens, draft.num_forced, draft.num_proposed) == (2, 3, 2)
+    assert [draft.truncated(n).num_forced for n in (1, 2, 3, 5)] == [0, 0, 1, 3]
     assert shaped(state_of([5, 6, 7]), RequestDraft([5]), limit=2)[0].token_ids == [5, 6]
     assert shaped(state_of([5, 6, 7]), NO_DRAFT, limit=2)[0].token_ids == [5, 6]
     assert shaped(state_of([5], [6]), RequestDraft([9]))[0] is NO_DRAFT
@@ -141,11 +144,30 @@ def test_trees_lose_refused_branches() -> None:
     assert shaping.num_cut_tokens == 3
 
 
-def test_laws_are_dropped_whether_or_not_the_draft_was_cut() -> None:
+def test_laws_go_when_the_verifier_does_not_use_them() -> None:
     """To keep them only for drafts that happen to fit would be biased."""
     probs = torch.full((2, V), 1 / V)
     assert shaped(state_of([5, 6], [5, 7]), RequestDraft([5, 6], None, probs))[0].probs is None
     assert shaped(state_of([5, 6], [5, 7]), RequestDraft([5, 9], None, probs))[0].probs is None
+    cut = shaped(state_of([5, 6], [5, 7]), RequestDraft([5, 9], None, probs), keeps_laws=True, greedy=True)[0]
+    assert (cut.token_ids, cut.probs) == ([5], None), "nothing is drawn at temperature 0"
+
+
+def test_a_drawn_token_that_is_refused_stays_as_the_last() -> None:
+    probs = torch.rand(4, V).softmax(dim=-1)
+    draft, shaping = shaped(state_of([5, 6], [5, 7]), RequestDraft([5, 9, 6, 7], None, probs), keeps_laws=True)
+    assert (draft.token_ids, draft.num_forced, shaping.num_cut_tokens) == ([5, 9], 0, 2)
+    assert draft.probs is not None
+    assert torch.equal(draft.probs, probs[:2])
+    tree = RequestDraft([9, 5, 8, 6], [-1, -1, 0, 1], probs)
+    draft, _ = shaped(state_of([5, 6], [5, 7]), tree, keeps_laws=True)
+    assert (draft.token_ids, draft.parents) == ([9, 5, 6], [-1, -1, 1])
+    assert draft.probs is not None
+    assert torch.equal(draft.probs, probs[[0, 1, 3]])
+    draft, _ = shaped(state_of([5, 6, 7]), RequestDraft([5], None, probs[:1]), limit=3, keeps_laws=True)
+    assert (draft.token_ids, draft.num_forced) == ([5, 6, 7], 2)
+    assert draft.probs is not None
+    assert draft.probs[1:, [6, 7]].tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
 def test_a_grammar_that_raises_costs_the_draft() -> None:

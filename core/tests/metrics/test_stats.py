@@ -71,6 +71,16 @@ def test_acceptance_length_includes_the_bonus_token():
     assert counter.snapshot().acceptance_rate_per_pos == (0.5, 0.5, 0.5, 0.5)
 
 
+def test_forced_tokens_are_counted_apart():
+    counter, total = SpecCounter(), SpecCounter()
+    counter.count(0, 0)
+    counter.count_forced(3, 2)
+    total.add_stats(counter.snapshot())
+    total.add_stats(counter.snapshot())
+    assert (total.snapshot().num_grammar_forced_tokens, total.snapshot().num_grammar_accepted_tokens) == (6, 4)
+    assert (total.snapshot().num_drafts, total.snapshot().mean_acceptance_length) == (0, 1.0)
+
+
 def make_step(drafted=(2, 1), accepted=(1, 0)):
     return StepStats(
         num_requests=2,

@@ -180,6 +180,14 @@ def test_the_message_says_which_options_leave_no_token() -> None:
     assert "-inf" in failure_message(NO_TOKEN_LEFT, SamplingParams())
 
 
+def test_the_message_names_the_processors_that_apply_not_those_that_could() -> None:
+    """Arguments for a proposer are no sign of a processor, and a processor may apply without any."""
+    with_arguments = SamplingParams(bad_words_token_ids=[[1]], extra_args={"for the proposer": 1})
+    assert "bad_words leaves none" in failure_message(NO_TOKEN_LEFT, with_arguments)
+    message = failure_message(NO_TOKEN_LEFT, SamplingParams(), ["logits processor 'strict' of toy 2.1"])
+    assert message == "No token can be chosen: the logits processor 'strict' of toy 2.1 leaves none of the vocabulary."
+
+
 def test_seeds_of_64_bits(make_request: Any) -> None:
     seeds = [0, 1, 2**63, 2**64 - 1, 2**32]
     requests = [make_request([0], seed=seed, temperature=1.0, name=str(seed)) for seed in seeds]

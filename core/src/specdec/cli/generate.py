@@ -129,6 +129,8 @@ def as_json(prompt: Prompt, output: RequestOutput) -> dict[str, Any]:
             "num_draft_tokens": spec.num_draft_tokens,
             "num_accepted_tokens": spec.num_accepted_tokens,
             "num_accepted_tokens_per_pos": list(spec.num_accepted_tokens_per_pos),
+            "num_grammar_forced_tokens": spec.num_grammar_forced_tokens,
+            "num_grammar_accepted_tokens": spec.num_grammar_accepted_tokens,
             "acceptance_rate": spec.acceptance_rate,
             "mean_acceptance_length": spec.mean_acceptance_length,
         },

@@ -55,7 +55,8 @@ def _grammars(stats: EngineStats) -> str:
     share = stats.grammar_seconds / stats.step_seconds if stats.step_seconds else 0.0
     return (
         f"{1000 * stats.grammar_seconds / max(stats.num_steps, 1):.2f} ms per step ({share:.1%}), "
-        f"{stats.num_grammar_cut_tokens} draft tokens cut, {stats.num_grammar_forced_tokens} added"
+        f"{stats.num_grammar_cut_tokens} draft tokens cut, "
+        f"{stats.num_grammar_accepted_tokens} of {stats.num_grammar_forced_tokens} added ones kept"
     )
 
 

@@ -130,7 +130,13 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
             num_lookahead_slots=needs.lookahead_slots,
         ),
         verification=Verification(pipeline, verifier, target.device),
-        committer=Committer(kv_cache, LogprobsComputer(config.logprobs_mode, target.tokenizer), cache, pipeline.faults),
+        committer=Committer(
+            kv_cache,
+            LogprobsComputer(config.logprobs_mode, target.tokenizer),
+            cache,
+            pipeline.faults,
+            pipeline.processors_of,
+        ),
         constraints=constraints,
         drafting=None
         if proposer is None

@@ -58,7 +58,7 @@ class EngineCore:
         self._drafting = parts.drafting
         self._loggers: Sequence[StatLogger] = parts.stat_loggers
         self._stats = StatsAccumulator()
-        self._shaping = DraftShaping()
+        self._shaping = DraftShaping(keeps_laws=parts.verification.verifier.uses_draft_probs)
         self._grammar_seconds = 0.0
         self._requests: dict[str, Request] = {}
         self._dead: Exception | None = None
@@ -162,7 +162,6 @@ class EngineCore:
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             num_grammar_cut_tokens=self._shaping.num_cut_tokens,
-            num_grammar_forced_tokens=self._shaping.num_forced_tokens,
         )
 
     def reset_prefix_cache(self) -> None:
@@ -212,6 +211,8 @@ class EngineCore:
             num_drafts=committed.spec.num_drafts,
             num_draft_tokens_per_pos=tuple(committed.spec.drafted_per_pos),
             num_accepted_tokens_per_pos=tuple(committed.spec.accepted_per_pos),
+            num_grammar_forced_tokens=committed.spec.num_forced,
+            num_grammar_accepted_tokens=committed.spec.num_forced_accepted,
             target_seconds=marks.verify - marks.forward,
             verify_seconds=marks.commit - marks.verify,
             propose_seconds=marks.end - marks.propose,

@@ -114,5 +114,5 @@ class RequestGroup:
         """The sum over choices."""
         total = SpecCounter()
         for request in self.requests:
-            total.add(request.spec.num_drafts, request.spec.drafted_per_pos, request.spec.accepted_per_pos)
+            total.add_stats(request.spec.snapshot())
         return total.snapshot()

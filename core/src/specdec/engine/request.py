@@ -43,6 +43,13 @@ class RequestDraft:
     token_ids: list[int]
     parents: list[int] | None = None
     probs: Tensor | None = None
+    num_forced: int = 0
+    """How many at the end are not the proposer's: a grammar left no other continuation."""
+
+    @property
+    def num_proposed(self) -> int:
+        """The tokens of the proposer; they come first."""
+        return len(self.token_ids) - self.num_forced
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -55,6 +62,7 @@ class RequestDraft:
             self.token_ids[:num_tokens],
             None if self.parents is None else self.parents[:num_tokens],
             None if self.probs is None else self.probs[:num_tokens],
+            max(0, num_tokens - self.num_proposed),
         )
 
 

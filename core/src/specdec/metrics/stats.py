@@ -42,6 +42,10 @@ class StepStats:
     """Draft tokens verified at each draft position."""
     num_accepted_tokens_per_pos: tuple[int, ...] = ()
     """Draft tokens kept at each draft position."""
+    num_grammar_forced_tokens: int = 0
+    """Tokens added behind drafts because a grammar left one continuation, verified; not counted as draft tokens."""
+    num_grammar_accepted_tokens: int = 0
+    """Of these, tokens kept."""
     propose_seconds: float = 0.0
     """Making the drafts for the next step."""
     target_seconds: float = 0.0
@@ -93,6 +97,8 @@ class StepStats:
             num_accepted_tokens=self.num_accepted_tokens,
             num_accepted_tokens_per_pos=self.num_accepted_tokens_per_pos,
             num_draft_tokens_per_pos=self.num_draft_tokens_per_pos,
+            num_grammar_forced_tokens=self.num_grammar_forced_tokens,
+            num_grammar_accepted_tokens=self.num_grammar_accepted_tokens,
             propose_seconds=self.propose_seconds,
             target_seconds=self.target_seconds,
             verify_seconds=self.verify_seconds,
@@ -168,8 +174,10 @@ class EngineStats:
     num_grammar_cut_tokens: int = 0
     """Draft tokens that grammars refused before they were scheduled; they do not count as drafted."""
     num_grammar_forced_tokens: int = 0
-    """Tokens added to drafts because a grammar left one continuation; they count as drafted, and as accepted when
-    kept."""
+    """Tokens added behind drafts because a grammar left one continuation, verified; they do not count as drafted or
+    accepted."""
+    num_grammar_accepted_tokens: int = 0
+    """Of these, tokens kept."""
     lossless: bool = True
     """Whether the verifier keeps the target's distribution."""
     num_proposer_faults: int = 0
@@ -202,6 +210,8 @@ class EngineStats:
             num_accepted_tokens=self.num_accepted_tokens,
             num_accepted_tokens_per_pos=self.num_accepted_tokens_per_pos,
             num_draft_tokens_per_pos=self.num_draft_tokens_per_pos,
+            num_grammar_forced_tokens=self.num_grammar_forced_tokens,
+            num_grammar_accepted_tokens=self.num_grammar_accepted_tokens,
         )
 
     @property
@@ -274,12 +284,13 @@ def _add(one: Any, other: Any, sign: int) -> Any:
 class SpecCounter:
     """Counts drafts and what was kept of them: for a request, a step, or an engine."""
 
-    __slots__ = ("accepted_per_pos", "drafted_per_pos", "num_drafts")
+    __slots__ = ("accepted_per_pos", "drafted_per_pos", "num_drafts", "num_forced", "num_forced_accepted")
 
     def __init__(self) -> None:
         self.num_drafts = 0
         self.drafted_per_pos: list[int] = []
         self.accepted_per_pos: list[int] = []
+        self.num_forced = self.num_forced_accepted = 0
 
     def count(self, drafted: int, accepted: int) -> None:
         """Count one draft: ``drafted`` tokens, of which the first ``accepted`` were kept. 0 tokens are no draft."""
@@ -292,6 +303,11 @@ class SpecCounter:
             self.drafted_per_pos[position] += 1
         for position in range(accepted):
             self.accepted_per_pos[position] += 1
+
+    def count_forced(self, verified: int, accepted: int) -> None:
+        """Count tokens that a grammar forced, and how many of them were kept."""
+        self.num_forced += verified
+        self.num_forced_accepted += accepted
 
     def count_batch(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """`count` for the drafts of a step; cost grows with the number of drafts plus k, not with their product."""
@@ -311,6 +327,11 @@ class SpecCounter:
         _add_into(self.drafted_per_pos, drafted_per_pos)
         _add_into(self.accepted_per_pos, accepted_per_pos)
 
+    def add_stats(self, stats: SpecStats) -> None:
+        """Add the counts of a request."""
+        self.add(stats.num_drafts, stats.num_draft_tokens_per_pos, stats.num_accepted_tokens_per_pos)
+        self.count_forced(stats.num_grammar_forced_tokens, stats.num_grammar_accepted_tokens)
+
     def snapshot(self) -> SpecStats:
         """The counts so far."""
         return SpecStats(
@@ -319,6 +340,8 @@ class SpecCounter:
             num_accepted_tokens=sum(self.accepted_per_pos),
             num_accepted_tokens_per_pos=tuple(self.accepted_per_pos),
             num_draft_tokens_per_pos=tuple(self.drafted_per_pos),
+            num_grammar_forced_tokens=self.num_forced,
+            num_grammar_accepted_tokens=self.num_forced_accepted,
         )
 
 
@@ -360,6 +383,7 @@ class StatsAccumulator:
         self._grammar += step.grammar_seconds
         if step.num_drafts:
             self._spec.add(step.num_drafts, step.num_draft_tokens_per_pos, step.num_accepted_tokens_per_pos)
+        self._spec.count_forced(step.num_grammar_forced_tokens, step.num_grammar_accepted_tokens)
 
     def engine_stats(
         self,
@@ -376,7 +400,6 @@ class StatsAccumulator:
         num_running: int = 0,
         num_waiting: int = 0,
         num_grammar_cut_tokens: int = 0,
-        num_grammar_forced_tokens: int = 0,
     ) -> EngineStats:
         """The sums so far, with the engine's present state."""
         spec = self._spec.snapshot()
@@ -397,7 +420,8 @@ class StatsAccumulator:
             rest_seconds=self._rest,
             grammar_seconds=self._grammar,
             num_grammar_cut_tokens=num_grammar_cut_tokens,
-            num_grammar_forced_tokens=num_grammar_forced_tokens,
+            num_grammar_forced_tokens=spec.num_grammar_forced_tokens,
+            num_grammar_accepted_tokens=spec.num_grammar_accepted_tokens,
             num_proposer_faults=num_proposer_faults,
             speculation_disabled=speculation_disabled,
             lossless=lossless,

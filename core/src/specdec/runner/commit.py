@@ -16,11 +16,11 @@ from attrs import define, field
 from specdec.engine.request import NO_DRAFT
 from specdec.errors import RequestFailedError
 from specdec.metrics.stats import SpecCounter
-from specdec.outputs import BONUS, PLAIN, RECOVERED
+from specdec.outputs import BONUS, FORCED, PLAIN, RECOVERED
 from specdec.sampling.outcome import failure_message
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from specdec.attention.interface import KVCache
     from specdec.engine.kv_cache import KVCacheManager
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specdec.grammar.state import RequestGrammar
     from specdec.runner.batch import StepBatch
     from specdec.sampling.logprobs import LogprobsComputer
+    from specdec.sampling.params import SamplingParams
     from specdec.types import TargetOutput, Verdict
 
 
@@ -41,7 +42,7 @@ class Committed:
     num_generated_tokens: int = 0
     spec: SpecCounter = field(factory=SpecCounter)
     outcomes: list[tuple[Request, int, int]] = field(factory=list)
-    """Request, draft tokens verified and kept, for each draft of the step."""
+    """Request, the proposer's draft tokens verified and kept, for each draft of the step."""
 
 
 class Committer:
@@ -53,6 +54,7 @@ class Committer:
         logprobs: LogprobsComputer,
         slots: KVCache,
         faults: Mapping[str, Exception] | None = None,
+        processors_of: Callable[[SamplingParams], Sequence[str]] = lambda params: (),
     ) -> None:
         """Make a committer.
 
@@ -61,10 +63,12 @@ class Committer:
             logprobs: adds log-probabilities to them.
             slots: the K/V, to move that of accepted tree paths.
             faults: why requests of the step cannot go on, by id (`LogitsPipeline.faults`).
+            processors_of: names the logits processors that apply to a request (`LogitsPipeline.processors_of`).
         """
         self.grammar_seconds = 0.0
         """Time spent advancing grammars since the engine started."""
         self._faults = {} if faults is None else faults
+        self._processors_of = processors_of
         self._kv_cache = kv_cache
         self._logprobs = logprobs
         self._slots = slots
@@ -110,21 +114,18 @@ class Committer:
             run, ended, fault = self._follow_grammar(request.grammar, run)
         if fault is not None or run[-1] < 0:
             request.finish_reason = "error"
-            cause = str(fault) if fault is not None else failure_message(run[-1], request.params)
+            cause = str(fault) if fault is not None else self._no_token(run[-1], request)
             request.error = RequestFailedError(f"request {request.request_id!r} failed; others go on. {cause}")
             request.error.__cause__ = fault
             return 0
         decision = request.stop_checker.check(run, ended=ended)
         num_kept = decision.num_tokens
         num_accepted = min(num_drafted_kept, num_kept)
-        drafted = len(share.draft)
-        request.spec.count(drafted, num_accepted)
-        committed.spec.count(drafted, num_accepted)
-        if drafted:
-            committed.outcomes.append((request, drafted, num_accepted))
+        num_kept_drafted = _count_draft(request, share.draft, num_accepted, committed)
         request.num_computed_tokens += num_accepted
         request.append(run[:num_kept])
-        request.token_origins.extend(range(num_accepted))
+        request.token_origins.extend(range(num_kept_drafted))
+        request.token_origins.extend([FORCED] * (num_accepted - num_kept_drafted))
         if num_kept > num_accepted:  # the one token that the target chose itself
             request.token_origins.append(_origin(share.draft, num_accepted, path))
         request.text += decision.text
@@ -134,6 +135,9 @@ class Committer:
             request.timings.first_token = now
         committed.num_generated_tokens += num_kept
         return num_kept
+
+    def _no_token(self, code: int, request: Request) -> str:
+        return failure_message(code, request.params, self._processors_of(request.params))
 
     def _follow_grammar(self, grammar: RequestGrammar, run: list[int]) -> tuple[list[int], bool, Exception | None]:
         """The part of a run up to the end of the grammar, whether that is in it, and what went wrong."""
@@ -161,6 +165,21 @@ class Committer:
             tokens.extend(step.sampling[i].request.token_ids[-kept[i] :].tolist())
         counts = [(step.sampling[i].request, kept[i]) for i in wanted]
         self._logprobs.add_output(counts, target.logits, processed, np.array(rows), np.array(tokens))
+
+
+def _count_draft(request: Request, draft: RequestDraft, num_accepted: int, committed: Committed) -> int:
+    """Count a draft of which the first ``num_accepted`` tokens were kept; return how many of these were proposed.
+
+    What the grammar forced says nothing about the proposer and is counted apart.
+    """
+    drafted = draft.num_proposed
+    accepted = min(num_accepted, drafted)
+    for counter in (request.spec, committed.spec):
+        counter.count(drafted, accepted)
+        counter.count_forced(draft.num_forced, num_accepted - accepted)
+    if drafted:
+        committed.outcomes.append((request, drafted, accepted))
+    return accepted
 
 
 def _origin(draft: RequestDraft, num_accepted: int, path: list[int] | None) -> int:

@@ -70,6 +70,13 @@ class CustomStage:
             self._indices = tuple(r for r in range(len(batch.requests)) if self._applies(batch, r))
         return self._indices
 
+    def name_for(self, params: SamplingParams) -> str | None:
+        """What to call the processor in a message about a request with these parameters; None if it leaves it alone."""
+        try:
+            return self._label if self._processor.applies(params) else None
+        except Exception:
+            return None
+
     def _applies(self, batch: SamplingBatch, r: int) -> bool:
         request = batch.requests[r]
         try:

@@ -6,7 +6,12 @@ fails that request alone.
 
 from __future__ import annotations
 
-from specdec.sampling.params import SamplingParams
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specdec.sampling.params import SamplingParams
 
 NAN_LOGITS = -2
 """The row has a NaN (or, at temperature above 0, +inf)."""
@@ -14,8 +19,14 @@ NO_TOKEN_LEFT = -3
 """Every token of the row is masked."""
 
 
-def failure_message(code: int, params: SamplingParams) -> str:
-    """Why a request whose row gave ``code`` cannot go on."""
+def failure_message(code: int, params: SamplingParams, processors: Sequence[str] = ()) -> str:
+    """Why a request whose row gave ``code`` cannot go on.
+
+    Args:
+        code: one of the codes above.
+        params: the request's.
+        processors: names of the logits processors that apply to it.
+    """
     if code == NAN_LOGITS:
         return (
             "The target model returned logits that are not numbers (NaN or infinity) for this request. Half precision "
@@ -28,10 +39,10 @@ def failure_message(code: int, params: SamplingParams) -> str:
             ("bad_words", bool(params.bad_words or params.bad_words_token_ids)),
             ("structured_outputs", params.structured_outputs is not None),
             ("min_tokens", params.min_tokens > 0),
-            ("a logits processor", bool(params.extra_args)),
         )
         if used
     ]
+    options += [f"the {name}" for name in processors]
     if not options:
         return "No token can be chosen: the logits are -inf for the whole vocabulary."
     verb = "leaves" if len(options) == 1 else "together leave"

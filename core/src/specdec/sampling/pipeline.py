@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specdec.sampling.batch import RowLayout, SamplingBatch
+    from specdec.sampling.params import SamplingParams
     from specdec.sampling.rows import HostDraft
     from specdec.types import Draft
 
@@ -90,6 +91,11 @@ class LogitsPipeline:
         for stage in stages:
             stage.apply(processed, step)
         return processed
+
+    def processors_of(self, params: SamplingParams) -> list[str]:
+        """What to call the plugins' processors that apply to a request with these parameters."""
+        names = [stage.name_for(params) for stage in self._stages if isinstance(stage, CustomStage)]
+        return [name for name in names if name is not None]
 
     def forget(self, request_id: str) -> None:
         """A request ended: drop what is kept for it."""

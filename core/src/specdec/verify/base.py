@@ -18,6 +18,10 @@ class Verifier(ABC):
     """Whether the output has the target's distribution; a lossy verifier is labelled wherever its output shows."""
     accepts_trees: ClassVar[bool] = False
     needs_draft_probs: ClassVar[bool] = False
+    uses_draft_probs: ClassVar[bool] = False
+    """Whether `draft_probs` change what is kept. For such a verifier a drawn draft token that a grammar refuses stays
+    in the draft, with its law, so that its rejection leaves the right law for the token in its place; every token with
+    a logit of -inf must then be rejected. Drafts for other verifiers end before such a token."""
     benchmark_only: ClassVar[bool] = False
     """Whether the output is worth nothing but its speed; a server refuses such a verifier unless told otherwise."""
 

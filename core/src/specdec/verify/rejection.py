@@ -40,6 +40,7 @@ class RejectionVerifier(Verifier):
     lossless: ClassVar[bool] = True
     accepts_trees: ClassVar[bool] = True
     needs_draft_probs: ClassVar[bool] = False
+    uses_draft_probs: ClassVar[bool] = True
 
     def __init__(self, config: RejectionConfig | None = None) -> None:
         self._config = config or RejectionConfig()

@@ -41,6 +41,7 @@ class BlockVerifier(Verifier):
     lossless: ClassVar[bool] = True
     accepts_trees: ClassVar[bool] = False
     needs_draft_probs: ClassVar[bool] = False
+    uses_draft_probs: ClassVar[bool] = True
 
     def verify(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
         """Choose the tokens of this step; see `specdec.verify.Verifier.verify`."""

@@ -33,8 +33,7 @@ def spec_stats(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
     counter = SpecCounter()
     for output in outputs:
-        one = output.spec_stats
-        counter.add(one.num_drafts, one.num_draft_tokens_per_pos, one.num_accepted_tokens_per_pos)
+        counter.add_stats(output.spec_stats)
     total = counter.snapshot()
     return {
         "num_drafts": total.num_drafts,
@@ -42,6 +41,8 @@ def spec_stats(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "num_accepted_tokens": total.num_accepted_tokens,
         "num_draft_tokens_per_pos": list(total.num_draft_tokens_per_pos),
         "num_accepted_tokens_per_pos": list(total.num_accepted_tokens_per_pos),
+        "num_grammar_forced_tokens": total.num_grammar_forced_tokens,
+        "num_grammar_accepted_tokens": total.num_grammar_accepted_tokens,
         "acceptance_rate": total.acceptance_rate,
         "mean_acceptance_length": total.mean_acceptance_length,
         "lossless": all(output.lossless for output in outputs),

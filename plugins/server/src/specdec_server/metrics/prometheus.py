@@ -210,8 +210,14 @@ SCALARS: tuple[Scalar, ...] = (
     Scalar(
         "grammar_forced_tokens",
         "counter",
-        "Tokens added to drafts because a grammar left one continuation",
+        "Tokens added behind drafts because a grammar left one continuation, verified; not draft tokens",
         lambda s, _: _one(s.num_grammar_forced_tokens),
+    ),
+    Scalar(
+        "grammar_accepted_tokens",
+        "counter",
+        "Of the tokens added behind drafts because a grammar left one continuation, those kept",
+        lambda s, _: _one(s.num_grammar_accepted_tokens),
     ),
     Scalar("grammar_seconds", "counter", "Time spent on grammars", lambda s, _: _one(s.grammar_seconds)),
     Scalar(

@@ -153,7 +153,7 @@ function facts(result) {
 }
 
 // Each draft ends with a token of the model's own, until the server's own count is there.
-const numDrafts = (result) => result.stats?.num_drafts ?? result.origins.filter((origin) => origin < -1).length;
+const numDrafts = (result) => result.stats?.num_drafts ?? result.origins.filter((origin) => origin === -2 || origin === -3).length;
 
 function acceptedPerPosition(result) {
   if (result.stats) return result.stats.num_accepted_tokens_per_pos;
@@ -169,6 +169,7 @@ const MOST_COLOURS = 6;
 function kindOf(origin) {
   if (origin >= 0) return [`o${Math.min(origin, MOST_COLOURS - 1)}`, `draft token accepted at position ${origin}`];
   if (origin === -2) return ["recovered", "recovered: the model left the draft here"];
+  if (origin === -4) return ["own", "forced: the grammar leaves no other token"];
   if (origin === -3) return ["bonus", "bonus: the model’s own after a whole draft"];
   return ["own", "the model’s own, without a draft"];
 }

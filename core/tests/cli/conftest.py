@@ -53,6 +53,7 @@ class FakeLLM:
     def __init__(self, config):
         self.config = config
         self.calls = []
+        self.speculation = []
         self.closed = False
         self.steps = 0
         self.drifts = False
@@ -70,8 +71,9 @@ class FakeLLM:
     def get_tokenizer(self):
         return FakeTokenizer()
 
-    def generate(self, prompts, params, use_tqdm=True):
+    def generate(self, prompts, params, use_tqdm=True, speculation=None):
         self.calls.append((prompts, params, use_tqdm))
+        self.speculation.append(speculation)
         if any(not words_of(prompt) for prompt in prompts):
             raise InvalidRequestError("the prompt is empty")
         self.steps += len(prompts)

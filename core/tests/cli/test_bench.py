@@ -5,7 +5,9 @@ import json
 import pytest
 
 from specdec.cli import measuring
+from specdec.cli.bench import show
 from specdec.cli.prompts import bundled_sets, read_set
+from specdec.cli.tables import stats_rows
 from specdec.config import SpeculativeConfig, from_kwargs
 from specdec.metrics import EngineStats
 
@@ -176,3 +178,38 @@ def test_the_time_to_the_first_token_does_not_count_as_decoding(fake_engine):
     slower = measuring.Run(round=0, seconds=9.0, num_tokens=20, stats=run.stats, num_decoded=18, decode_seconds=6.0)
     assert run.num_decoded == run.num_tokens - 2
     assert slower.decode_rate == 3.0
+
+
+MEMBER = {
+    "num_drafts": 4,
+    "num_draft_tokens": 8,
+    "num_accepted_tokens": 3,
+    "num_accepted_tokens_per_pos": [2, 1],
+    "propose_seconds": 0.25,
+}
+
+
+def test_members_of_a_proposer_are_shown(capsys):
+    members = {"ngram": MEMBER, "suffix": {**MEMBER, "is_on": False}}
+    variants = [measuring.Variant(name, from_kwargs("m")) for name in ("plain", "composite")]
+    for variant, found in zip(variants, ({}, {"members": members}), strict=True):
+        variant.runs.append(measuring.Run(round=0, seconds=1.0, num_tokens=2, stats=EngineStats(proposer=found)))
+    show([measuring.summary(variant, variants[0]) for variant in variants])
+    lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    assert "members of composite" in lines
+    assert "ngram 4 8 3 50 25 % 0.250" in lines
+    assert any(line.startswith("suffix (switched off) 4") for line in lines)
+    told = dict(stats_rows(variants[1].stats, 1.0))
+    assert told["  of ngram"] == "4 drafts, 3 of 8 draft tokens accepted"
+
+
+def test_variants_of_one_configuration_share_an_engine(fake_engine):
+    """Draft lengths that requests ask for need no engine each."""
+    from specdec.sampling.params import SamplingParams
+
+    config = from_kwargs("m")
+    lengths = [measuring.Variant(f"k={k}", config, speculation={"num_speculative_tokens": k}) for k in (1, 2)]
+    measuring.measure(lengths, read_set("mt_bench")[:2], SamplingParams(), rounds=1, batch_size=2)
+    (engine,) = fake_engine
+    asked = [speculation for speculation in engine.speculation if speculation is not None]
+    assert asked == [{"num_speculative_tokens": 1}, {"num_speculative_tokens": 2}]

@@ -200,7 +200,34 @@ def show(summaries: list[dict[str, Any]]) -> None:
         table.add_column(numbers["name"], justify="right")
     for label, cells in rows(summaries):
         table.add_row(label, *cells)
-    make_console().print(table)
+    console = make_console()
+    console.print(table)
+    for numbers in summaries:
+        if members := numbers["stats"]["proposer"].get("members"):
+            console.print(_members_table(numbers["name"], members))
+
+
+def _members_table(name: str, members: Mapping[str, Mapping[str, Any]]) -> Any:
+    """What each proposer within a variant's proposer did, since the engine started."""
+    from rich.table import Table
+
+    from specdec.cli.tables import percentages
+
+    table = Table(header_style="bold", title=f"members of {name}")
+    table.add_column("")
+    for column in ("drafts", "draft tokens", "accepted", "per draft position", "draft seconds"):
+        table.add_column(column, justify="right")
+    for member, counts in members.items():
+        drafts, accepted = counts["num_drafts"], counts["num_accepted_tokens_per_pos"]
+        table.add_row(
+            member if counts.get("is_on", True) else f"{member} (switched off)",
+            str(drafts),
+            str(counts["num_draft_tokens"]),
+            str(counts["num_accepted_tokens"]),
+            percentages(tuple([number / max(drafts, 1) for number in accepted])),
+            f"{counts['propose_seconds']:.3f}",
+        )
+    return table
 
 
 def rows(summaries: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:

@@ -7,7 +7,7 @@ are compared by the medians over rounds. Commands of plugins may use this module
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,8 @@ class Variant:
 
     name: str
     config: EngineConfig
+    speculation: Mapping[str, Any] | None = None
+    """What each request says about its speculation; variants of equal configurations share an engine."""
     runs: list[Run] = field(factory=list)
     token_ids: list[list[int]] = field(factory=list)
     """The outputs of the first round, in the order of the prompts."""
@@ -164,7 +166,10 @@ def _running(
 ) -> Iterator[tuple[_Engines, list[Any], list[SamplingParams]]]:
     """Warm engines of the variants, the prompts as they take them, and their parameters."""
     with ExitStack() as stack:
-        engines_of = [(variant, stack.enter_context(engines.open_llm(variant.config))) for variant in variants]
+        engines_of = list[tuple[Variant, Any]]()
+        for variant in variants:
+            shared = next((engine for other, engine in engines_of if other.config == variant.config), None)
+            engines_of.append((variant, shared or stack.enter_context(engines.open_llm(variant.config))))
         inputs = [prompt.for_engine(engines_of[0][1]) for prompt in prompts]
         seeded = [attrs.evolve(params, seed=number) for number in range(len(prompts))]
         for _, engine in engines_of:
@@ -200,7 +205,7 @@ def _turn(
     for start in range(0, len(inputs), batch_size):
         batch = slice(start, start + batch_size)
         begin = time.perf_counter()
-        outputs += engine.generate(inputs[batch], params[batch], use_tqdm=False)
+        outputs += engine.generate(inputs[batch], params[batch], use_tqdm=False, speculation=variant.speculation)
         seconds += time.perf_counter() - begin
         if advance is not None:
             advance(variant, len(inputs[batch]))

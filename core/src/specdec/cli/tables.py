@@ -38,6 +38,9 @@ def stats_rows(stats: EngineStats, seconds: float) -> list[tuple[str, str]]:
             ("accepted", f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens"),
             ("per position", percentages(stats.acceptance_rate_per_pos)),
         ]
+    for name, counts in stats.proposer.get("members", {}).items():
+        tokens = f"{counts['num_accepted_tokens']} of {counts['num_draft_tokens']} draft tokens accepted"
+        rows.append((f"  of {name}", f"{counts['num_drafts']} drafts, {tokens}"))
     if stats.grammar_seconds:
         rows.append(("grammars", _grammars(stats)))
     if stats.num_preemptions:

@@ -100,7 +100,9 @@ class Proposer(ABC):
     def stats(self) -> Mapping[str, Any]:
         """Counters of the proposer's own since it was made, for ``EngineStats.proposer``.
 
-        Numbers, strings, lists and mappings with string keys of these.
+        Numbers, strings, lists and mappings with string keys of these. A proposer with others in it has their counters
+        under ``members``, by name, each with ``num_drafts``, ``num_draft_tokens``, ``num_accepted_tokens``,
+        ``num_accepted_tokens_per_pos`` and ``propose_seconds``; `specdec bench` and ``--stats`` show those.
         """
         return {}
 

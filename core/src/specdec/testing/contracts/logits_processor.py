@@ -88,7 +88,10 @@ class LogitsProcessorContract(PluginContract):
     def require(self, processor: LogitsProcessor) -> None:
         """Skip the test when the processor does not apply to the contract's requests."""
         if not processor.applies(self.params()):
-            pytest.skip("applies() is False for the contract's requests: override params()")
+            pytest.skip(
+                "applies() is False for requests without arguments of its own: override params(), or give it options "
+                "with which it applies to every request"
+            )
 
     def _logits(self, before: np.ndarray) -> torch.Tensor:
         """Random logits that depend on the tokens before them alone."""
@@ -114,7 +117,10 @@ class LogitsProcessorContract(PluginContract):
         texts = {f"contract-{i}": self.text(i) for i in range(8)}
         rows = self.process(processor, texts, [[]] * len(texts))
         same = [torch.equal(row[0], self._logits(text)) for row, text in zip(rows, texts.values(), strict=True)]
-        assert not all(same), "process() changed no row of eight texts"
+        assert not all(same), (
+            f"process() changed no row of eight texts of the token ids 0 to {min(self.vocab_size, 12) - 1}; if it acts "
+            "on certain texts only, override text(), or give it options that make it act on these"
+        )
 
     def test_rows_are_those_of_plain_decoding(self, processor: LogitsProcessor) -> None:
         """The row behind draft tokens is what it would be had they been emitted."""

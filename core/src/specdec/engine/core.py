@@ -272,6 +272,7 @@ def _request_stats(request: Request) -> RequestStats:
     arrival = timings.arrival
     return RequestStats(
         finish_reason=request.finish_reason or "abort",
+        request_id=request.request_id,
         num_prompt_tokens=request.num_prompt_tokens,
         num_output_tokens=request.num_output_tokens,
         num_cached_tokens=request.num_cached_tokens,

@@ -112,6 +112,8 @@ class RequestStats:
 
     finish_reason: str
     """'stop', 'length', 'abort' or 'error'."""
+    request_id: str = ""
+    """The request's id, with ``#`` and the number of the choice when it asked for several."""
     num_prompt_tokens: int = 0
     """Tokens of the prompt."""
     num_output_tokens: int = 0

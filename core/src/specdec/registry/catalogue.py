@@ -174,10 +174,15 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
     },
     "grammar": {"xgrammar": "specdec-grammar-xgrammar"},
     "logits_processor": {"thinking_budget": "specdec-thinking-budget"},
-    "stat_logger": {"logging": "specdec-core", "prometheus": "specdec-server"},
+    "stat_logger": {
+        "logging": "specdec-core",
+        "opentelemetry": "specdec-opentelemetry",
+        "prometheus": "specdec-server",
+    },
     "command": {
         "bench.serve": "specdec-server",
         "demo": "specdec-demo",
+        "extract": "specdec-extract-hidden-states",
         "serve": "specdec-server",
         "top": "specdec-server",
         "train": "specdec-train",

@@ -151,6 +151,20 @@ def test_resumes(model: str, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("kept", [0, 10])
+def test_a_crash_before_the_first_line_was_whole(model: str, tmp_path: Path, kept: int) -> None:
+    """The directory begins anew, header first."""
+    with open_llm(model, tmp_path):
+        pass
+    manifest = tmp_path / MANIFEST
+    header = manifest.read_text()
+    manifest.write_text(header[:kept])
+    with open_llm(model, tmp_path) as llm:
+        run(llm, PROMPTS[:1])
+    assert manifest.read_text().startswith(header)
+    check_all(model, tmp_path, PROMPTS[:1])
+
+
 def test_other_settings_in_the_same_directory(model: str, tmp_path: Path) -> None:
     with open_llm(model, tmp_path):
         pass

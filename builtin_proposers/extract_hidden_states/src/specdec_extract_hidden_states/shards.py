@@ -100,11 +100,11 @@ class ShardWriter:
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / MANIFEST
-        if not path.exists():
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if not whole:  # new, or a crash came before the first line was whole
             path.write_text(json.dumps(self._header) + "\n", encoding="utf-8")
             return
-        text = path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
         if whole != text:  # the last line was cut by a crash
             path.write_text(whole, encoding="utf-8")
         header, *records = self._parsed(whole)
@@ -122,7 +122,7 @@ class ShardWriter:
 
     def _parsed(self, text: str) -> list[dict[str, Any]]:
         try:
-            return [json.loads(line) for line in text.splitlines()] or [self._header]
+            return [json.loads(line) for line in text.splitlines()]
         except ValueError as error:
             raise ConfigError(
                 f"speculative.output_path {str(self._folder)!r}: {MANIFEST} is damaged: {error}. Use another one.",

@@ -1,15 +1,18 @@
 """`specdec train` from prompts to a checkpoint that the engine drafts with, on a tiny target."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from specdec import LLM, SamplingParams
 from specdec.cli.main import main
 from specdec.testing import tiny_model
+from specdec.testing.heads import tiny_head
+from specdec_train.answers import feature_layers
 from specdec_train.loop import read_progress
 
 PROMPTS = [
@@ -38,7 +41,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def train(head: str, target: Path, prompts: Path, out: Path, *more: str) -> int:
+def train(head: str, target: Path, prompts: Path, out: Path, *more: str, draft_vocab_size: int | None = 200) -> int:
     words = [
         "train",
         head,
@@ -52,7 +55,9 @@ def train(head: str, target: Path, prompts: Path, out: Path, *more: str) -> int:
         "float32",
     ]
     words += ["--max-tokens", "24", "--epochs", "4", "--tokens-per-update", "64", "--num-steps", "3"]
-    return main([*words, "--draft-vocab-size", "200", "--held-out", "0.25", "--inner-dim", "16", *more])
+    if draft_vocab_size is not None:
+        words += ["--draft-vocab-size", str(draft_vocab_size)]
+    return main([*words, "--held-out", "0.25", "--inner-dim", "16", *more])
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -103,6 +108,74 @@ def test_an_interrupted_run_goes_on_to_the_same_end(target: Path, prompts: Path,
     assert train("medusa", target, prompts, tmp_path, "--epochs", "3") == 0
     assert read_progress(tmp_path)[-1].update > first
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "answers").glob("*.safetensors")} == shards
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_training_starts_from_a_given_head(head: str, target: Path, prompts: Path, tmp_path: Path) -> None:
+    """With next to no learning the head that comes out is the one that went in, in another layout's names too."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(head, target, prompts, first) == 0
+    given = first / "checkpoint"
+    trained = load_file(given / "model.safetensors")
+    rename(given / "model.safetensors", {"midlayer.": "layers.0.", "emb.": "speculator.emb.", "fc.": "model.fc."})
+    short = ("--epochs", "0.01", "--learning-rate", "1e-9", "--num-prompts", "6")
+    assert train(head, target, prompts, second, *short, "--init", str(given), draft_vocab_size=None) == 0
+    again = load_file(second / "checkpoint" / "model.safetensors")
+    assert again.keys() == trained.keys()
+    assert all(torch.allclose(again[name].float(), trained[name].float(), atol=1e-6) for name in trained)
+
+
+def test_an_output_linear_of_its_own_stays_the_heads(target: Path, prompts: Path, tmp_path: Path) -> None:
+    given = tiny_head("eagle3", target, tmp_path / "given")
+    path = given / "config.json"
+    boundaries = [layer + 1 for layer in feature_layers(6)]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eagle_aux_hidden_state_layer_ids": boundaries}))
+    out = tmp_path / "out"
+    assert train("eagle3", target, prompts, out, "--init", str(given), "--epochs", "1", draft_vocab_size=None) == 0
+    stored, trained = (load_file(folder / "model.safetensors") for folder in (given, out / "checkpoint"))
+    assert torch.equal(stored["lm_head.weight"], trained["lm_head.weight"])
+    assert torch.equal(stored["d2t"], trained["d2t"])
+    assert not torch.equal(stored["fc.weight"].bfloat16(), trained["fc.weight"])
+    assert train("eagle3", target, prompts, out, "--epochs", "2", draft_vocab_size=None) == 2, "without --init"
+
+
+def rename(file: Path, names: dict[str, str]) -> None:
+    """Replace the beginnings of tensors' names."""
+    renamed = {}
+    for name, tensor in load_file(file).items():
+        old = next((old for old in names if name.startswith(old)), "")
+        renamed[names.get(old, "") + name.removeprefix(old)] = tensor
+    save_file(renamed, file)
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "said"),
+    [
+        ({"intermediate_size": 40}, (), r"intermediate_size 40 instead of \d+"),
+        ({"norm_before_residual": True}, (), "norm_before_residual True, which is not trained here"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, (), r"\[1, 2, 3\] instead of \["),
+        ({}, ("--draft-vocab-size", "100"), "--draft-vocab-size is 100, but .* drafts 256 tokens"),
+        (None, (), r"fc.weight \[64, 32\] instead of \[\d+, \d+\]"),
+    ],
+)
+def test_another_head_to_start_from_is_refused(
+    change: dict[str, object] | None,
+    more: tuple[str, ...],
+    said: str,
+    target: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = tiny_head("eagle3", target, tmp_path / "given")
+    file = given / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | (change or {})))
+    if change is None:
+        tensors = load_file(given / "model.safetensors")
+        save_file(tensors | {"fc.weight": torch.zeros(64, 32)}, given / "model.safetensors")
+    assert train("eagle3", target, prompts, tmp_path / "out", "--init", str(given), *more, draft_vocab_size=None) == 2
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,15 @@ HEADS = ("eagle3", "eagle", "medusa", "mlp_speculator")
 
 def _within(low: float, high: float, words: str) -> Any:
     def check(instance: Any, attribute: Any, value: Any) -> None:
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             flag = "--" + attribute.name.replace("_", "-")
             raise ConfigError(f"{flag} is {value}, but must be {words}", path=attribute.name)
 
     return check
+
+
+DRAFT_VOCAB_SIZE = 8192
+"""Tokens that a head can draft, when neither ``--draft-vocab-size`` nor ``--init`` says it."""
 
 
 @frozen(kw_only=True)
@@ -32,12 +36,13 @@ class TrainingOptions:
     model: str
     prompts: Path
     out: Path
+    init: str | None = None
     dtype: str = "auto"
     num_prompts: int | None = field(default=None, validator=optional(_within(1, 2**31, "at least 1")))
     max_tokens: int = field(default=256, validator=_within(2, 2**20, "at least 2"))
     temperature: float = field(default=0.0, validator=_within(0, 100, "at least 0"))
     num_steps: int = field(default=4, validator=_within(1, 16, "from 1 to 16"))
-    draft_vocab_size: int = field(default=8192, validator=_within(0, 2**24, "at least 0"))
+    draft_vocab_size: int | None = field(default=None, validator=_within(0, 2**24, "at least 0"))
     epochs: float = field(default=2.0, validator=_within(0.001, 10_000, "above 0"))
     learning_rate: float = field(default=1e-3, validator=_within(1e-9, 10, "above 0"))
     tokens_per_update: int = field(default=2048, validator=_within(16, 2**24, "at least 16"))

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from specdec.hookspecs import hookimpl
-from specdec_train.options import DEFAULTS, HEADS
+from specdec_train.options import DEFAULTS, DRAFT_VOCAB_SIZE, HEADS
 
 EXAMPLES = """\
 examples:
@@ -14,6 +14,8 @@ examples:
       let the model answer the prompts, and train a head on the answers
   specdec train medusa --model my-model --prompts prompts.jsonl --output heads/medusa --num-steps 4 --epochs 1
       the same command again goes on where it stopped
+  specdec train eagle3 --model demo:smollm2 --prompts more.jsonl --output heads/second --init heads/eagle3/checkpoint
+      train a head further, on other prompts
   specdec bench my-model --speculative-config '{"model": "heads/eagle3/checkpoint"}' --prompts other.jsonl
       measure what came out"""
 
@@ -22,7 +24,8 @@ FLAGS = {
     "--max-tokens": "most tokens of an answer",
     "--temperature": "of the answers; 0 is greedy",
     "--num-steps": "draft steps to train (heads of Medusa)",
-    "--draft-vocab-size": "most frequent tokens the head can draft; 0 for all",
+    "--draft-vocab-size": "most frequent tokens the head can draft; 0 for all, "
+    f"{DRAFT_VOCAB_SIZE} when neither this nor --init is given",
     "--epochs": "passes over the answers",
     "--learning-rate": "at its highest",
     "--tokens-per-update": "tokens in a training batch",
@@ -52,6 +55,12 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
         required=True,
         metavar="DIR",
         help="folder for answers, progress and the checkpoint",
+    )
+    parser.add_argument(
+        "--init",
+        metavar="CHECKPOINT",
+        help="a head of this kind and size to start from: a directory, a model id or a bundled name; its draft\n"
+        "vocabulary is kept. Without it training starts from the target's own layers",
     )
     for flag, text in FLAGS.items():
         default = DEFAULTS[flag.removeprefix("--").replace("-", "_")]

@@ -24,9 +24,10 @@ from specdec_train.heads.eagle import Eagle
 from specdec_train.heads.eagle3 import Eagle3
 from specdec_train.heads.medusa import Medusa
 from specdec_train.heads.mlp_speculator import MLPSpeculator
+from specdec_train.initial import OUTPUT, InitialHead, check_draft_vocabulary, check_start, open_initial
 from specdec_train.loop import Evaluation, Schedule, Trainer, read_progress
 from specdec_train.objective import Measured, Objective
-from specdec_train.options import TrainingOptions
+from specdec_train.options import DRAFT_VOCAB_SIZE, TrainingOptions
 from specdec_train.plot import draw
 from specdec_train.targets import FrozenTarget, frozen_target
 from specdec_train.vocabulary import most_frequent, vocabulary_tensors
@@ -44,17 +45,27 @@ def train(options: TrainingOptions) -> Evaluation:
     checkpoint = _checkpoint_of(options)
     text_config = load_config(options.model, checkpoint, trust_remote_code=False).get_text_config()
     layers = _feature_layers(text_config.num_hidden_layers)
+    config = kind.shape(text_config, {"num_steps": options.num_steps, "inner_dim": options.inner_dim})
+    if kind.reads_layers:
+        config["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in layers]
+    initial = _initial(options, kind, config, text_config.vocab_size)
     accelerator = Accelerator()
     with accelerator.main_process_first():
         answers = collect(options, layers)
     torch.manual_seed(options.seed)
     model = _load(options, checkpoint)
     vocab_size = model.config.vocab_size
-    draft_token_ids = _draft_vocabulary(kind, options, answers, vocab_size)
+    draft_token_ids = (
+        _draft_vocabulary(kind, options, answers, vocab_size) if initial is None else initial.draft_token_ids
+    )
+    if accelerator.is_main_process:
+        check_start(options.out, options, draft_token_ids)
     target = frozen_target(model, draft_token_ids).to(accelerator.device)
-    config = kind.shape(model.config, {"num_steps": options.num_steps, "inner_dim": options.inner_dim})
     head = kind(config)
-    head.initialise(frozen_target(model, draft_token_ids))
+    if initial is None:
+        head.initialise(frozen_target(model, draft_token_ids))
+    else:
+        initial.load_into(head)
     del model
     last = _run(options, answers, head, target, accelerator)
     if not accelerator.is_main_process:
@@ -63,8 +74,8 @@ def train(options: TrainingOptions) -> Evaluation:
     if kind.reduces_vocabulary:
         config["draft_vocab_size"] = len(draft_token_ids)
         tensors = vocabulary_tensors(draft_token_ids, vocab_size)
-    if kind.reads_layers:
-        config["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in layers]
+    if head.output_rows is not None:
+        tensors[OUTPUT] = head.output_rows
     export(head, config, tensors, options.out / "checkpoint")
     draw(read_progress(options.out), options.out / "progress.png", f"{options.head} for {options.model}")
     _say(
@@ -83,6 +94,17 @@ def _feature_layers(num_layers: int) -> tuple[int, ...]:
     if num_layers < 3:
         raise ConfigError(f"--model: the target has {num_layers} layers; a head needs 3 or more", path="model")
     return feature_layers(num_layers)
+
+
+def _initial(
+    options: TrainingOptions, kind: type[TrainableHead], config: dict[str, Any], vocab_size: int
+) -> InitialHead | None:
+    """The head to start from, if there is one."""
+    if options.init is None:
+        return None
+    initial = open_initial(options.init, kind, config, vocab_size)
+    check_draft_vocabulary(initial, options.draft_vocab_size, vocab_size)
+    return initial
 
 
 def _run(
@@ -138,9 +160,10 @@ def _load(options: TrainingOptions, checkpoint: Path) -> Any:
 
 def _draft_vocabulary(kind: type[TrainableHead], options: TrainingOptions, answers: Answers, size: int) -> Tensor:
     """int64 [draft vocabulary]: the target ids that the head drafts."""
-    if not kind.reduces_vocabulary or not 0 < options.draft_vocab_size < size:
+    wanted = DRAFT_VOCAB_SIZE if options.draft_vocab_size is None else options.draft_vocab_size
+    if not kind.reduces_vocabulary or not 0 < wanted < size:
         return torch.arange(size)
-    draft_token_ids, coverage = most_frequent(answers.tokens(), size, options.draft_vocab_size)
+    draft_token_ids, coverage = most_frequent(answers.tokens(), size, wanted)
     _say(f"{len(draft_token_ids)} of {size} tokens can be drafted, {coverage:.1%} of the answers' tokens")
     return draft_token_ids
 

@@ -14,7 +14,7 @@ from specdec_train.targets import FrozenTarget
 class TrainableHead(nn.Module):
     """A head whose row i, at draft step j, predicts token ``i + 2 + j`` of a sequence.
 
-    The projection to the draft vocabulary is made of the target's own output rows unless `project` is overridden.
+    The projection to the draft vocabulary is made of `output_rows` or of the target's, unless `project` is overridden.
     """
 
     name: ClassVar[str]
@@ -23,6 +23,8 @@ class TrainableHead(nn.Module):
     """Whether the published layout can draft from a part of the target's vocabulary."""
     reads_layers: ClassVar[bool] = False
     """Whether the head reads tapped layers, which its configuration then names."""
+    output_rows: Tensor | None = None
+    """[draft vocabulary, width]: an output linear of its own, which is kept as it is; None: the target's rows."""
 
     @classmethod
     @abstractmethod
@@ -39,8 +41,16 @@ class TrainableHead(nn.Module):
 
     def project(self, output: Tensor, step: int, target: FrozenTarget) -> Tensor:
         """Rows of an output of step ``step``, [N, width] -> [N, draft vocabulary]."""
-        return target.logits(output)
+        if self.output_rows is None:
+            return target.logits(output)
+        return nn.functional.linear(output, self.output_rows.to(output.device, output.dtype))
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """The weights by their names in the published layout."""
+
+    @classmethod
+    def published_name(cls, stored: str) -> str | None:
+        """The name in `tensors` for a tensor of a published checkpoint; None for what is no part of the head."""
+        name = stored.removeprefix("model.")
+        return None if ".rotary_emb." in name else name

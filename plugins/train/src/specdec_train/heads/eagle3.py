@@ -96,3 +96,9 @@ class Eagle3(TrainableHead):
     def tensors(self) -> dict[str, Tensor]:
         """Names as the EAGLE authors write them; `lm_head` is absent, so the target's rows are used."""
         return dict(self.state_dict())
+
+    @classmethod
+    def published_name(cls, stored: str) -> str | None:
+        """Also the names of the ``speculators`` library."""
+        name = super().published_name(stored)
+        return name.replace("layers.0.", "midlayer.", 1) if name and name.startswith("layers.0.") else name

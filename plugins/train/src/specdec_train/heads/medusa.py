@@ -5,6 +5,7 @@ Each head is a residual block on the target's final hidden state; head j predict
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -71,3 +72,8 @@ class Medusa(TrainableHead):
             f"blocks.{name.replace('.', '.layers.', 1).replace('.linear', '')}": weight
             for name, weight in self.blocks.state_dict().items()
         }
+
+    @classmethod
+    def published_name(cls, stored: str) -> str | None:
+        """Also the authors' names of the blocks."""
+        return re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", stored.removeprefix("medusa_heads."))

@@ -101,3 +101,8 @@ class MLPSpeculator(TrainableHead):
             "ln.0.bias": self.norm.bias.detach(),
             "head.0.weight": self.head.weight.detach(),
         }
+
+    @classmethod
+    def published_name(cls, stored: str) -> str | None:
+        """Names with and without their common beginning."""
+        return stored.removeprefix("speculator.")

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from specdec.sampling.backend import RowStatistics, SamplingBackend
+from specdec.sampling.batch import SamplingBatch
 from specdec.sampling.noise import Purpose
 from specdec.sampling.torch_backend import TorchSampling
 from specdec.testing.contracts import SamplingBackendContract
+from specdec.types import Draft, Rows, Verdict
 
 torch.set_num_threads(1)
 
@@ -103,6 +105,21 @@ class WritesLogits(TorchSampling):
         return found
 
 
+class KeepsNothing(TorchSampling):
+    """Verifies whole steps as if the first draft token had never been there."""
+
+    def match(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
+        first = rows.row_start[:-1].long()
+        tokens = self.draw(
+            rows.logits, sampling.temperature, sampling.seeds, rows.positions[first], Purpose.SAMPLE, rows=first
+        )
+        none = None if draft.parents is None else torch.empty(len(first), 0, dtype=torch.int32)
+        ones = torch.ones(len(first), dtype=torch.int32)
+        return Verdict(token_ids=tokens[:, None], num_tokens=ones, accepted_nodes=none)
+
+    reject = match
+
+
 FAULTS: list[tuple[type[TorchSampling], str, dict[str, Any]]] = [
     (Nameless, "test_declares_what_it_is", {}),
     (SaysOnlyNo, "test_declares_what_it_is", {}),
@@ -115,6 +132,10 @@ FAULTS: list[tuple[type[TorchSampling], str, dict[str, Any]]] = [
     (AcceptsEverything, "test_accepts", {"vocab_size": 1000, "laws": True}),
     (AcceptsEverything, "test_impossible_drafts_are_rejected", {}),
     (RecoversTheRejected, "test_recovers", {"vocab_size": 1000, "laws": False}),
+    (KeepsNothing, "test_matches_whole_steps", {"trees": False}),
+    (KeepsNothing, "test_matches_whole_steps", {"trees": True}),
+    (KeepsNothing, "test_rejects_whole_steps", {"laws": True}),
+    (KeepsNothing, "test_rejects_whole_steps", {"laws": False}),
     (WritesLogits, "test_inputs_unchanged", {}),
 ]
 

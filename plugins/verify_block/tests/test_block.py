@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from specdec.drafting.sampling import DraftSampler
+from specdec.sampling.cpu.calls import StepCall
 from specdec.sampling.noise import Purpose
-from specdec.sampling.sampler import backend_of, draw
+from specdec.sampling.sampler import draw
 from specdec.testing.laws import Simulation, TwoLaws, deviations, sampling_of, step_rows
+from specdec.testing.steps import RandomStep, runs_of
 from specdec.types import Draft
 from specdec.verify.rejection import RejectionVerifier
 from specdec_verify_block import block
 from specdec_verify_block.block import BlockVerifier
-from specdec_verify_block.surplus import surplus, surplus_anywhere
+from specdec_verify_block.cpu import DECIDED, block_region
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,18 @@ def found(count: int, **changes: Any) -> list[str]:
     return deviations(texts, settings["laws"].law_of_texts(LENGTH))
 
 
+@pytest.fixture
+def by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the rule run in plain torch, as on devices; its parts can be spoilt."""
+    monkeypatch.setattr(block, "_verify_blocks", block.verify_by_parts)
+
+
 def test_the_targets_law() -> None:
+    assert found(8_000) == []
+
+
+@pytest.mark.usefixtures("by_parts")
+def test_the_targets_law_by_parts() -> None:
     assert found(8_000) == []
 
 
@@ -63,6 +76,7 @@ def test_draft_noise_that_returns_is_found() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("by_parts")
 def test_uniforms_that_return_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = block.uniforms
 
@@ -75,6 +89,7 @@ def test_uniforms_that_return_are_found(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("by_parts")
 def test_recovery_without_the_weight_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = block.last_tokens
 
@@ -87,6 +102,7 @@ def test_recovery_without_the_weight_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert found(200_000, laws=TwoLaws.random(4, seed=2, agreement=0.0)) != []
 
 
+@pytest.mark.usefixtures("by_parts")
 def test_recovery_from_the_target_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = block.last_tokens
 
@@ -123,19 +139,46 @@ def test_a_draft_like_the_target_is_always_kept() -> None:
     assert kept(BlockVerifier(), laws) == pytest.approx(4.0, abs=1e-3)
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocab_size", [1, 7, 1025])
-def test_the_compiled_surplus(vocab_size: int, dtype: torch.dtype) -> None:
+def test_the_compiled_rule(dtype: torch.dtype, num_threads: int) -> None:
+    """For any mixture of requests, in one range or several, it gives the runs of the rule in plain torch."""
+    torch.set_num_threads(num_threads)
+    kept = 0
+    for seed in range(12):
+        for num_requests, vocab_size in ((2, 2500), (20, 5)):
+            step = RandomStep.of(seed, vocab_size, laws=True, num_requests=num_requests, dtype=dtype)
+            verdict = BlockVerifier().verify(step.rows, step.draft, step.sampling)
+            parts = block.verify_by_parts(step.rows, step.draft, step.sampling)
+            assert runs_of(verdict) == runs_of(parts)
+            kept += int(verdict.num_tokens.sum()) - num_requests
+    torch.set_num_threads(1)
+    assert kept > 100
+
+
+def test_few_sums_over_the_vocabulary_are_needed() -> None:
+    """Lengths whose uniform is above w_i, or whose w_i is 1, are decided without: most are."""
+    step = RandomStep.of(3, 50, laws=True, num_requests=200)
+    call = StepCall(step.rows, step.draft, step.sampling)
+    call.run(block_region)
+    lengths = int((step.draft.num_draft_tokens - 1).clamp(min=0).sum())
+    assert 0 < int((call.states >= DECIDED).sum()) < 0.3 * lengths
+
+
+@pytest.mark.parametrize("spoilt", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("way", ["compiled", "parts"])
+def test_nothing_behind_a_row_without_a_token_is_kept(spoilt: float, way: str) -> None:
+    """Whatever lies behind it, a run ends there at the latest."""
     generator = torch.Generator().manual_seed(0)
-    logits = (3 * torch.randn(6, vocab_size, generator=generator)).to(dtype)
-    logits[:, ::3] = -torch.inf if vocab_size > 1 else 1.0
-    logits[4] = torch.nan
-    rows, nodes = torch.tensor([5, 0, 0, 4]), torch.tensor([1, 2, 0, 1])
-    probs = torch.randn(3, vocab_size, generator=generator).softmax(dim=-1)
-    heat, scale = torch.tensor([0.6, 1.0, 1.7, 1.0]), torch.tensor([1.0, 0.4, 0.7, 1.0], dtype=torch.float64)
-    statistics = backend_of("cpu").statistics(logits, heat, rows=rows)
-    arguments = (logits, rows, heat, statistics, scale, probs, nodes)
-    torch.testing.assert_close(surplus(*arguments), surplus_anywhere(*arguments), rtol=0, atol=1e-6, equal_nan=True)
+    logits = torch.zeros(50, 6, 4)
+    logits[:, 2] = spoilt
+    tokens = torch.randint(0, 4, (250,), generator=generator)
+    draft = Draft(token_ids=tokens, num_draft_tokens=torch.full((50,), 5).int(), draft_probs=torch.full((250, 4), 0.25))
+    rows = step_rows(logits.flatten(0, 1), draft, torch.full((50,), 5))
+    verify = BlockVerifier().verify if way == "compiled" else block.verify_by_parts
+    verdict = verify(rows, draft, sampling_of(torch.arange(50)))
+    assert verdict.num_tokens.tolist() == [3] * 50
+    assert verdict.token_ids[:, 2].tolist() == [-2 if spoilt != spoilt else -3] * 50
 
 
 def test_a_row_without_numbers_ends_the_run_it_is_reached_by() -> None:

@@ -53,6 +53,16 @@ class BlockVerifier(Verifier):
 
 
 def _verify_blocks(rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
+    if rows.logits.device.type == "cpu":
+        from specdec.sampling.cpu.calls import StepCall
+        from specdec_verify_block.cpu import block_region
+
+        return StepCall(rows, draft, sampling).run(block_region)
+    return verify_by_parts(rows, draft, sampling)
+
+
+def verify_by_parts(rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
+    """The rule in plain torch and the backend's operations, for chains with probabilities."""
     assert draft.draft_probs is not None
     chains = Chains.of(rows, draft)
     statistics = backend_of(rows.logits.device.type).statistics(
@@ -115,28 +125,20 @@ def _passes(
     assert draft.draft_probs is not None
     place = torch.arange(1, weights.shape[1] + 1, device=weights.device)
     is_last = place == chains.counts[:, None]
-    over = torch.zeros_like(weights)
     # Column i - 1 holds length i, which looks at the draft token behind it; nothing is over where w_i is 0.
     wanted = (place < chains.counts[:, None]) & (weights > 0) & (sampling.temperature[:, None] > 0)
-    if wanted.device.type == "cpu":
-        request, column = wanted.nonzero(as_tuple=True)
-    else:
-        request, column = (
-            index.flatten()
-            for index in torch.meshgrid(torch.arange(wanted.shape[0], device=wanted.device), place - 1, indexing="ij")
-        )
-    node = chains.nodes[request, (column + 1).clamp(max=weights.shape[1] - 1)]
-    heat = sampling.temperature[request]
-    over[request, column] = surplus(
+    node = chains.nodes.roll(-1, dims=1).flatten()
+    heat = sampling.temperature.repeat_interleave(weights.shape[1])
+    over = surplus(
         rows.logits,
         chains.node_rows[node],
         heat.masked_fill(heat == 0, 1.0),
         statistics.at(node),
-        weights[request, column],
+        weights.flatten(),
         draft.draft_probs,
         node,
     )
-    over = over.where(wanted, 0.0)
+    over = over.view_as(weights).where(wanted, 0.0)
     chances = pass_probability(weights, over, is_last)
     # A row that gives no token is reached if everything before it passes, and ends the run with its code.
     return (chance <= chances) | (over.isnan() & (chance <= weights))

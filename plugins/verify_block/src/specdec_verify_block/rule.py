@@ -36,8 +36,8 @@ def pass_probability(weights: Tensor, surplus: Tensor, is_last: Tensor) -> Tenso
         is_last: bool, whether i is the draft's whole length.
 
     Where w_i is 1 and nothing is left over the two laws of the next token are equal; the length may then pass, because
-    the next one does with certainty.
+    the next one does with certainty. A weight that is not a number, because a row before gives no token, never passes.
     """
     missing = surplus + 1 - weights
-    shares = torch.where(missing > 0, surplus / missing, 1.0)
+    shares = torch.where(missing <= 0, 1.0, surplus / missing)
     return torch.where(is_last, weights, shares)

@@ -1,10 +1,9 @@
-"""S_i of the rule: how much of the target's law, scaled, exceeds the draft's."""
+"""S_i of the rule: how much of the target's law, scaled, exceeds the draft's; in plain torch, a few rows at a time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,21 +38,6 @@ def surplus(
     Returns:
         float64 [E]; NaN where a row gives no token.
     """
-    if logits.device.type == "cpu":
-        return _on_cpu(logits, rows, temperature, statistics, scale, draft_probs, nodes)
-    return surplus_anywhere(logits, rows, temperature, statistics, scale, draft_probs, nodes)
-
-
-def surplus_anywhere(
-    logits: Tensor,
-    rows: Tensor,
-    temperature: Tensor,
-    statistics: RowStatistics,
-    scale: Tensor,
-    draft_probs: Tensor,
-    nodes: Tensor,
-) -> Tensor:
-    """What `surplus` does, in plain torch, a few rows at a time."""
     out = torch.empty_like(scale)
     step = max(1, _CHUNK_BYTES // (8 * max(logits.shape[1], 1)))
     for start in range(0, len(rows), step):
@@ -61,30 +45,3 @@ def surplus_anywhere(
         target = target_law(logits[rows[some]], statistics.at(some), temperature[some])
         out[some] = (scale[some, None] * target - draft_probs[nodes[some]]).clamp(min=0.0).sum(dim=-1)
     return out
-
-
-def _on_cpu(
-    logits: Tensor,
-    rows: Tensor,
-    temperature: Tensor,
-    statistics: RowStatistics,
-    scale: Tensor,
-    draft_probs: Tensor,
-    nodes: Tensor,
-) -> Tensor:
-    from specdec_verify_block.cpu import add_surplus
-
-    out = np.empty(len(rows), dtype=np.float64)
-    half = logits.dtype == torch.bfloat16
-    add_surplus(
-        (logits.contiguous().view(torch.uint16) if half else logits.float().contiguous()).numpy(),
-        rows.numpy(),
-        temperature.contiguous().numpy(),
-        statistics.log_normalizers.contiguous().numpy(),
-        statistics.tokens.contiguous().numpy(),
-        scale.contiguous().numpy(),
-        draft_probs.float().contiguous().numpy(),
-        nodes.numpy(),
-        out,
-    )
-    return torch.from_numpy(out)

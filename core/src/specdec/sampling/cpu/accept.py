@@ -14,17 +14,24 @@ _SHIFT = np.uint64(32)
 
 
 @njit(inline="always")
+def uniform_at(seed: Any, position: Any, index: Any, purpose: Any) -> Any:
+    """See `specdec.sampling.noise.uniform_at`."""
+    p0, p1 = np.uint32(position), np.uint32(np.uint64(position) >> _SHIFT)
+    k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> _SHIFT)
+    w0, w1, w2, w3 = philox(np.uint32(index >> 2), p0, p1, purpose, k0, k1)
+    pair = (w2, w3) if index & 2 else (w0, w1)
+    return (np.float64(pair[1] if index & 1 else pair[0]) + 0.5) * 2.0**-32
+
+
+@njit(inline="always")
 def stays(
-    token: Any, logit: Any, largest: Any, normalizer: Any, temperature: Any, seed: Any, position: Any, purpose: Any,
-    drafted: Any,
+    token: Any, logit: Any, largest: Any, normalizer: Any, temperature: Any, seed: Any, position: Any, index: Any,
+    purpose: Any, drafted: Any,
 ) -> Any:  # fmt: skip
     """Whether a draft token of the vocabulary stays: its law gave it ``drafted``."""
     if temperature == 0:
         return token == largest
-    p0, p1 = np.uint32(position), np.uint32(np.uint64(position) >> _SHIFT)
-    k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> _SHIFT)
-    word, _, _, _ = philox(np.uint32(0), p0, p1, purpose, k0, k1)
-    uniform = (np.float64(word) + 0.5) * 2.0**-32
+    uniform = uniform_at(seed, position, index, purpose)
     target = math.exp(np.float64(logit) / np.float64(temperature) - normalizer)
     return drafted > 0 and uniform * drafted <= target
 
@@ -71,6 +78,6 @@ def accept_tokens(
         if draft_rows[e] >= 0:
             drafted = np.float64(draft_probs[draft_rows[e], token_ids[e]])
         out[e] = stays(
-            token_ids[e], logits[e], largest[e], log_normalizers[e], temperature[e], seeds[e], positions[e], purpose,
-            drafted,
+            token_ids[e], logits[e], largest[e], log_normalizers[e], temperature[e], seeds[e], positions[e], 0,
+            purpose, drafted,
         )  # fmt: skip

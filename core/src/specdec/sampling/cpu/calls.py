@@ -130,7 +130,8 @@ class RowsCall:
         random = temperature > 0
         scale = np.where(random, temperature, 1.0)
         sums = np.where(nothing[:, None] | ~random[:, None], 1.0, self._sums)
-        total = (sums * np.exp((ranges - largest[:, None]) / scale[:, None])).sum(axis=1)
+        with np.errstate(invalid="ignore"):  # +inf at temperature 0
+            total = (sums * np.exp((ranges - largest[:, None]) / scale[:, None])).sum(axis=1)
         values = np.where(random, largest / scale + np.log(total), largest)
         return np.where(nothing, np.nan, values)
 
@@ -157,6 +158,8 @@ class StepCall:
         self._num_tokens = torch.empty(requests, dtype=torch.int32)
         self._path = None if draft.parents is None else torch.empty(requests, width - 1, dtype=torch.int32)
         known = torch.zeros(2 * num_rows + requests, dtype=torch.int64)
+        self.states = known[:num_rows]
+        """int64 [R]: what became of each row; see `specdec.sampling.cpu.steps`."""
         found = torch.empty(2 * num_rows * (parts + 1), dtype=torch.float64)
         tokens = torch.empty(num_rows * (parts + 1), dtype=torch.int64)
         self._tensors = {
@@ -168,7 +171,7 @@ class StepCall:
             Job.DRAFT: _typed(draft.token_ids, torch.int64),
             Job.PARENTS: _typed(draft.parents, torch.int32),
             Job.PROBS: _typed(draft.draft_probs, torch.float32),
-            Job.STATES: known,
+            Job.STATES: self.states,
             Job.PENDING: known[num_rows:],
             Job.SCORES: found,
             Job.SUMS: found[num_rows * parts :],

@@ -15,12 +15,13 @@ from specdec.sampling.cpu.steps import (
     FIRST_STATE,
     LEFT_OUT,
     OPEN,
+    draft_token,
     draw,
+    end_run,
     is_last_range,
-    parent_of,
     request_span,
+    run_of,
     winner,
-    write_run,
 )
 from specdec.sampling.noise import Purpose
 from specdec.types import PLACEHOLDER_TOKEN_ID
@@ -31,14 +32,24 @@ _SAMPLED = FIRST_STATE
 
 
 @kernel
+def _parent_of(block: int, request: int, first: int, number: int) -> Any:
+    """The number of the row, among its request's, that decides on the draft token before row ``number`` > 0."""
+    parents = word(block, Job.PARENTS)
+    if parents == 0:
+        return number - 1
+    node = first - request + number - 1
+    return np.int64(int32s(parents, node + 1)[node]) + 1
+
+
+@kernel
 def _may_be_reached(block: int, request: int, first: int, number: int) -> bool:
     """Whether a row can lie on its request's path, as far as is known; notes when it cannot."""
     if number == 0:
         return True
     node = first - request + number - 1
     states = int64s(word(block, Job.STATES), first + number + 1)
-    before = states[first + parent_of(block, request, first, number)]
-    if before == OPEN or before == int64s(word(block, Job.DRAFT), node + 1)[node] + _SAMPLED:
+    before = states[first + _parent_of(block, request, first, number)]
+    if before == OPEN or before == draft_token(block, node) + _SAMPLED:
         return True
     states[first + number] = LEFT_OUT
     return False
@@ -61,9 +72,11 @@ def _child(block: int, request: int, first: int, count: int, number: int, token:
     """The first row behind row ``number`` of a request whose draft token is ``token``; -1 when there is none."""
     if token < 0:
         return -1
-    draft = int64s(word(block, Job.DRAFT), first - request + count)
     for later in range(number + 1, count + 1):
-        if draft[first - request + later - 1] == token and parent_of(block, request, first, later) == number:
+        if (
+            draft_token(block, first - request + later - 1) == token
+            and _parent_of(block, request, first, later) == number
+        ):
             return later
     return -1
 
@@ -74,7 +87,7 @@ def _follow(block: int, request: int) -> None:
     first, count = request_span(block, request)
     width, path = word(block, Job.WIDTH), word(block, Job.PATH)
     states = int64s(word(block, Job.STATES), first + count + 1)
-    out = int64s(word(block, Job.OUT) + 8 * width * request, width)
+    out = run_of(block, request)
     nodes = int32s(path + 4 * (width - 1) * request, (width - 1) * (path != 0))
     for i in range(nodes.shape[0]):
         nodes[i] = PLACEHOLDER_TOKEN_ID
@@ -83,7 +96,7 @@ def _follow(block: int, request: int) -> None:
         token = states[first + number] - _SAMPLED
         number = _child(block, request, first, count, number, token)
         if number < 0 or depth == width - 1:
-            write_run(block, request, depth, token)
+            end_run(block, request, depth, token)
             return
         out[depth] = token
         if path != 0:

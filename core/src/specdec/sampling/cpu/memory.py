@@ -76,7 +76,7 @@ class Job(IntEnum):
     WINNERS = 26
     """int64 [R]: the first largest token, or a code."""
     LAST_TICKET = 27
-    """The next item among the last tokens; 0 at the start."""
+    """The next item of the last phase; 0 at the start."""
     FINISHED = 28
     """Threads without work left; 0 at the start."""
     WIDTH = 29
@@ -87,6 +87,8 @@ class Job(IntEnum):
     """int32 [B]."""
     PATH = 32
     """int32 [B, WIDTH - 1]: the accepted nodes, or 0 for chains."""
+    NEXT_TICKET = 33
+    """The next item of a phase in between; 0 at the start."""
 
 
 @intrinsic

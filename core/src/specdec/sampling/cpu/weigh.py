@@ -157,9 +157,9 @@ def _bound_probabilities(block: Any, largest: Any, per_nat: Any, log_sum: Any, b
 
 
 @njit(nogil=True, cache=True)
-def _subtract(bounds: Any, probs: Any) -> None:
+def _subtract(bounds: Any, probs: Any, share: Any) -> None:
     for i in range(probs.shape[0]):
-        bounds[i] -= probs[i]
+        bounds[i] -= probs[i] * share
 
 
 @njit(nogil=True, cache=True)
@@ -178,6 +178,7 @@ def _count_alive(bounds: Any, words: Any, size: Any, best: Any) -> Any:
 def residual_race(
     row: Any,
     probs: Any,
+    share: Any,
     first: Any,
     excluded: Any,
     temperature: Any,
@@ -191,7 +192,8 @@ def residual_race(
 ) -> Any:
     """The largest w / E of a range that starts at token ``first``, and its token.
 
-    w is the token's probability less that in ``probs`` (if not empty), not below 0, and 0 for ``excluded``.
+    w is the token's probability less ``share`` times that in ``probs`` (if not empty), not below 0, and 0 for
+    ``excluded``.
     """
     k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> _SHIFT)
     p0, p1 = np.uint32(position), np.uint32(np.uint64(position) >> _SHIFT)
@@ -203,7 +205,7 @@ def residual_race(
         size = block.shape[0]
         _bound_probabilities(block, largest, per_nat, log_sum, bounds)
         if probs.shape[0] > 0:
-            _subtract(bounds, probs[start : start + BLOCK])
+            _subtract(bounds, probs[start : start + BLOCK], np.float32(share))
         if first + start <= excluded < first + start + size:
             bounds[excluded - first - start] = _NEVER
         fill_words(words, first + start, p0, p1, purpose, k0, k1)
@@ -213,7 +215,7 @@ def residual_race(
             if bounds[i] > _ZERO:
                 weight = math.exp(np.float64(as_float(block[i])) / np.float64(temperature) - normalizer)
                 if probs.shape[0] > 0:
-                    weight -= np.float64(probs[start + i])
+                    weight -= np.float64(probs[start + i]) * share
                 score = weight / -math.log1p(-(np.float64(words[i]) + 0.5) * _UNIFORM)
                 if score > best:
                     best, token = score, first + start + i
@@ -243,13 +245,13 @@ def recover_region(block: int) -> None:
         )
         if word(block, Job.BFLOAT16) != 0:
             score, token = residual_race(
-                uint16s(address, end - first), probs, first, excluded[e], temperature[e], largest[e], normalizers[e],
-                seeds[e], positions[e], purpose, words, bounds,
+                uint16s(address, end - first), probs, 1.0, first, excluded[e], temperature[e], largest[e],
+                normalizers[e], seeds[e], positions[e], purpose, words, bounds,
             )  # fmt: skip
         else:
             score, token = residual_race(
-                float32s(address, end - first), probs, first, excluded[e], temperature[e], largest[e], normalizers[e],
-                seeds[e], positions[e], purpose, words, bounds,
+                float32s(address, end - first), probs, 1.0, first, excluded[e], temperature[e], largest[e],
+                normalizers[e], seeds[e], positions[e], purpose, words, bounds,
             )  # fmt: skip
         scores[item], tokens[item] = score, token
         item = next_item(block)

@@ -11,6 +11,7 @@ from specdec.sampling.noise import Purpose
 from specdec.sampling.outcome import NAN_LOGITS, NO_TOKEN_LEFT
 from specdec.sampling.torch_backend import TorchSampling
 from specdec.testing.contracts.base import PluginContract
+from specdec.testing.steps import RandomStep, runs_of
 
 if TYPE_CHECKING:
     from specdec.sampling.backend import RowStatistics, SamplingBackend
@@ -120,6 +121,22 @@ class SamplingBackendContract(PluginContract):
         keys = [key.to(self.device) for key in (torch.ones(4), torch.arange(4), torch.arange(4))]
         statistics = self.reference().statistics(logits, keys[0])
         assert backend.accept(logits, statistics, tokens, *keys, draft_probs=laws).tolist() == [False] * 4
+
+    @pytest.mark.parametrize("trees", [False, True], ids=["chains", "trees"])
+    def test_matches_whole_steps(self, backend: SamplingBackend, trees: bool) -> None:
+        """A backend that verifies whole steps by `match` finds the runs that the reference's draws lead to."""
+        for seed in range(4):
+            step = RandomStep.of(seed, 7 + 700 * seed, trees=trees, device=self.device)
+            verdict = backend.match(step.rows, step.draft, step.sampling)
+            assert verdict is None or runs_of(verdict) == step.matched(self.reference())
+
+    @pytest.mark.parametrize("laws", [True, False], ids=["laws", "one-hot"])
+    def test_rejects_whole_steps(self, backend: SamplingBackend, laws: bool) -> None:
+        """A backend that verifies whole steps by `rejection` finds the runs that the reference's answers lead to."""
+        for seed in range(4):
+            step = RandomStep.of(seed, 7 + 700 * seed, laws=laws, device=self.device)
+            verdict = backend.reject(step.rows, step.draft, step.sampling)
+            assert verdict is None or runs_of(verdict) == step.rejected(self.reference())
 
     def test_inputs_unchanged(self, backend: SamplingBackend) -> None:
         """Logits, keys and laws are only read."""

@@ -28,7 +28,8 @@ def test_contradictions_are_refused():
     with pytest.raises(ConfigError, match="give one of them"):
         EagleConfig(model="x", speculative_token_tree="[(0,)]", tree_top_k=2)
     with pytest.raises(ConfigError, match=r"tree_top_k keep the likeliest .* give a static tree"):
-        EagleConfig(model="x", tree_top_k=2, draft_sample_method="coupled")
+        EagleConfig(model="x", tree_top_k=2, draft_sample_method="probabilistic")
+    assert EagleConfig(model="x", tree_top_k=2).has_trees
     with pytest.raises(ConfigError, match=r"confidence_threshold is 0.5, but it is for chains"):
         EagleConfig(model="x", speculative_token_tree="[(0,)]", confidence_threshold=0.5)
 

@@ -269,6 +269,9 @@ class ProposerCapabilities:
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic", "coupled")
 """How a model-based proposer picks its draft tokens: the values of the option `draft_sample_method`; see
 `specdec.drafting.sampling.DraftSampler`."""
+DEFAULT_DRAFT_SAMPLE_METHOD = "coupled"
+"""For every method: the verifier `match`, the default, keeps at temperature above 0 what agrees with its own draw, and
+draws with the same noise agree most often. At temperature 0 all are greedy."""
 
 
 @frozen(kw_only=True)

@@ -9,7 +9,7 @@ from attrs.validators import optional
 
 from specdec.config import validators as check
 from specdec.errors import ConfigError
-from specdec.types import DRAFT_SAMPLE_METHODS
+from specdec.types import DEFAULT_DRAFT_SAMPLE_METHOD, DRAFT_SAMPLE_METHODS
 
 
 @frozen(kw_only=True)
@@ -20,9 +20,10 @@ class DraftModelConfig:
 
     model: str | None = field(default=None, validator=optional(check.text()))
     """The drafter: a directory, a model id, a .gguf file or a bundled name such as demo:qwen2.5-coder-0.5b."""
-    draft_sample_method: str = field(default="coupled", validator=check.choice(*DRAFT_SAMPLE_METHODS))
-    """How draft tokens are picked: greedy; probabilistic, with probabilities for verifiers that use them; or coupled,
-    with the target's own noise, which the verifier match accepts most of. At temperature 0 all are greedy."""
+    draft_sample_method: str = field(default=DEFAULT_DRAFT_SAMPLE_METHOD, validator=check.choice(*DRAFT_SAMPLE_METHODS))
+    """How draft tokens are picked at temperature above 0: drawn with the target's own noise ("coupled", of which the
+    verifier match keeps most), drawn from the draft's own law ("probabilistic", for verifiers that use draft
+    probabilities), or the likeliest ("greedy")."""
     confidence_threshold: float = field(default=0.0, validator=check.number(0, 1))
     """A draft ends before the first token of which the drafter is less sure than this; 0 never ends a draft early."""
     use_heterogeneous_vocab: bool = field(default=False, validator=check.boolean())

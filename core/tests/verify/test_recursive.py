@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from specdec.drafting.sampling import DraftSampler
 from specdec.sampling.noise import Purpose, race, uniforms
 from specdec.testing.laws import TwoLaws, deviations, sampling_of, step_rows
+from specdec.testing.steps import RandomStep, runs_of
 from specdec.types import Draft, Rows
 from specdec.verify.config import RejectionConfig
 from specdec.verify.rejection import RejectionVerifier
@@ -129,3 +131,12 @@ def test_siblings_drawn_without_replacement() -> None:
 
 def test_the_nodes_law_in_place_of_the_childrens_is_found() -> None:
     assert deviations(first_two(6_000, reported=False), LAW) != []
+
+
+def test_all_nodes_are_tried_when_the_depth_is_known() -> None:
+    """``max_draft_tokens`` bounds the path that can be accepted, not the nodes that are tried."""
+    for seed in range(8):
+        step = RandomStep.of(seed, 5, trees=True, laws=True, num_requests=20)
+        unknown = attrs.evolve(step.rows, max_draft_tokens=None)
+        runs = [runs_of(VERIFIER.verify(rows, step.draft, step.sampling)) for rows in (step.rows, unknown)]
+        assert runs[0] == runs[1]

@@ -113,7 +113,8 @@ def verify_trees(rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
     most = longest_draft(rows, draft)
     tokens = torch.full((rows.num_requests, most + 1), PLACEHOLDER_TOKEN_ID, device=rows.logits.device)
     path = torch.full((rows.num_requests, most), PLACEHOLDER_TOKEN_ID, device=rows.logits.device)
-    for number in range(most):
+    # The one look at the device: trees have more nodes than the longest path.
+    for number in range(int(draft.num_draft_tokens.max())):
         before = walk.depth
         token = walk.try_node(number)
         kept = (walk.depth > before)[:, None]

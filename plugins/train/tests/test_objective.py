@@ -9,7 +9,7 @@ from specdec_train.heads.eagle import Eagle
 from specdec_train.heads.eagle3 import Eagle3
 from specdec_train.heads.medusa import Medusa
 from specdec_train.heads.mlp_speculator import MLPSpeculator
-from specdec_train.objective import Objective
+from specdec_train.objective import STEP_DECAY, Objective
 from specdec_train.targets import FrozenTarget
 
 WIDTH, VOCAB, STEPS = 32, 50, 3
@@ -147,3 +147,52 @@ def test_every_weight_is_trained(kind: type[TrainableHead]) -> None:
     for name, parameter in made.named_parameters():
         assert parameter.grad is not None, name
         assert float(parameter.grad.abs().sum()) > 0, name
+
+
+def test_loss_and_counts_equal_a_walk_over_every_place() -> None:
+    """Which places count, which law is the label, how steps are weighted, and that a draft ends at its first miss."""
+    made, given, frozen = head(Medusa), batch((9, 6), (3, 2)), target([*range(0, VOCAB, 2)])
+    measured = Objective(made, frozen, STEPS)(given)
+    loss, accuracy, survival = walked(made, given, frozen)
+    assert float(measured.loss.detach()) == pytest.approx(loss, rel=1e-5)
+    assert measured.accuracy == pytest.approx(accuracy)
+    assert measured.survival == pytest.approx(survival)
+
+
+def test_a_draft_ends_at_its_first_miss() -> None:
+    """Right at every step but the first: accurate, and of no use."""
+
+    class FirstWrong(Medusa):
+        def steps(self, batch: Batch, target: FrozenTarget, num_steps: int) -> list[torch.Tensor]:
+            outputs = [10 * target.embed(batch.tokens_ahead(2 + step)) for step in range(num_steps)]
+            return [-outputs[0], *outputs[1:]]
+
+    measured = Objective(FirstWrong(CONFIG), target(), STEPS)(batch((9, 7), (3, 2)))
+    assert measured.accuracy == [0.0, 1.0, 1.0]
+    assert measured.survival == [0.0, 0.0, 0.0]
+
+
+@torch.no_grad()
+def walked(made: TrainableHead, given: Batch, frozen: FrozenTarget) -> tuple[float, list[float], list[float]]:
+    """Loss, accuracy and survival, one place after another."""
+    outputs = made.steps(given, frozen, STEPS)
+    loss, hits, alive = 0.0, [], {}
+    for step, output in enumerate(outputs):
+        terms, right = [], []
+        for row, (length, prompt) in enumerate(zip(given.lengths.tolist(), given.prompt_lengths.tolist(), strict=True)):
+            for place in range(given.hidden.shape[1]):
+                goal = place + 2 + step
+                if not prompt <= goal <= length:
+                    continue
+                token = int(given.token_ids[row, goal])
+                logits = made.project(output[row, place][None], step, frozen)[0].log_softmax(dim=-1)
+                law = frozen.logits(given.hidden[row, goal - 1, -1]).softmax(dim=-1)
+                terms.append(-float((law * logits).sum()) if token in frozen.draft_token_ids.tolist() else 0.0)
+                right.append(int(frozen.draft_token_ids[logits.argmax()]) == token)
+                alive[row, place, step] = right[-1] and (step == 0 or alive.get((row, place, step - 1), False))
+        loss += STEP_DECAY**step * sum(terms) / len(terms)
+        hits.append(sum(right) / len(right))
+    whole = [
+        (row, place) for row, place, step in alive if step == STEPS - 1 and place + 2 >= int(given.prompt_lengths[row])
+    ]
+    return loss, hits, [sum(alive[row, place, step] for row, place in whole) / len(whole) for step in range(STEPS)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specdec.drafting.sampling import DraftSampler, sampling_tensors
+from specdec.drafting.trees import Trees, draft_trees
 from specdec.errors import ConfigError
 from specdec.sampling.noise import Purpose, race
 from specdec.sampling.params import SamplingParams
@@ -210,3 +211,17 @@ def test_greedy_children_are_the_largest() -> None:
     assert tokens.tolist() == [[1, 3]]
     assert laws[0].argmax(dim=-1).tolist() == [1, 3]
     assert laws.sum().item() == 2
+
+
+def test_requests_without_laws_beside_others_with_some_have_one_hot_ones() -> None:
+    """Trees of another limit may all be greedy, and their nodes the likeliest."""
+
+    def grow(members: np.ndarray, limit: int) -> Trees:
+        tokens = torch.arange(limit).expand(len(members), -1)
+        laws = torch.full((len(members), limit, 4), 0.25) if limit == 2 else None
+        return Trees(tokens, torch.full_like(tokens, -1), laws)
+
+    draft = draft_trees(np.array([1, 2, 0, 1]), grow)
+    assert draft.token_ids.tolist() == [0, 0, 1, 0]
+    assert draft.draft_probs is not None
+    assert draft.draft_probs.tolist() == [[1, 0, 0, 0], [0.25] * 4, [0.25] * 4, [1, 0, 0, 0]]

@@ -279,5 +279,17 @@ def draft_trees(limits: np.ndarray, grow: Callable[[np.ndarray, int], Trees]) ->
         token_ids=torch.cat([*token_ids, none]),
         num_draft_tokens=torch.tensor([len(tokens) for tokens in token_ids], dtype=torch.int32),
         parents=torch.cat([*parents, none]).int(),
-        draft_probs=torch.cat([laws[member] for member in sorted(laws)]) if laws else None,
+        draft_probs=_packed_laws(laws, token_ids) if laws else None,
     )
+
+
+def _packed_laws(laws: dict[int, Tensor], token_ids: Sequence[Tensor]) -> Tensor:
+    """float32 [N, V]: the laws of all requests' nodes; one-hot for requests that have none."""
+    like = next(iter(laws.values()))
+    rows = []
+    for member, tokens in enumerate(token_ids):
+        law = laws.get(member)
+        if law is None:
+            law = like.new_zeros(len(tokens), like.shape[1]).scatter_(1, tokens[:, None], 1.0)
+        rows.append(law)
+    return torch.cat(rows)

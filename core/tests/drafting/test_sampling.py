@@ -9,7 +9,7 @@ import torch
 from specdec.drafting.sampling import DraftSampler, sampling_tensors
 from specdec.drafting.trees import Trees, draft_trees
 from specdec.errors import ConfigError
-from specdec.sampling.noise import Purpose, race
+from specdec.sampling.noise import Purpose, exponentials, race
 from specdec.sampling.params import SamplingParams
 from specdec.types import DRAFT_SAMPLE_METHODS, ProposalInput
 
@@ -225,3 +225,31 @@ def test_requests_without_laws_beside_others_with_some_have_one_hot_ones() -> No
     assert draft.token_ids.tolist() == [0, 0, 1, 0]
     assert draft.draft_probs is not None
     assert draft.draft_probs.tolist() == [[1, 0, 0, 0], [0.25] * 4, [0.25] * 4, [1, 0, 0, 0]]
+
+
+def test_children_are_the_first_places_of_one_race() -> None:
+    """Drawn one after another without those before, they are the top of the scores that all have at once."""
+    logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(3))
+    seeds, positions = torch.arange(5) + 11, torch.arange(5) * 7
+    temperature = torch.tensor([0.0, 0.5, 1.0, 1.0, 2.0])
+    tokens, laws = DraftSampler("coupled").choose_children(logits, temperature, seeds, positions, 4, draft_position=0)
+    noise = exponentials(seeds, positions, 70, Purpose.SAMPLE).log()
+    scores = logits.double() / temperature.double().clamp(min=1e-9)[:, None]
+    scores[1:] -= noise[1:]
+    assert laws is None
+    assert torch.equal(tokens, scores.topk(4).indices)
+
+
+def test_coupled_at_temperature_0_is_greedy() -> None:
+    """Through a reduced vocabulary as well, for chains and for trees."""
+    ids = torch.tensor([3, 8, 20, 21, 60])
+    logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(4))
+    zeros, seeds, positions = torch.zeros(4), torch.arange(4), torch.arange(4)
+    coupled, greedy = DraftSampler("coupled"), DraftSampler("greedy")
+    for sampler in (coupled, greedy):
+        tokens, _ = sampler.choose(logits, zeros, seeds, positions, ids.__getitem__, draft_position=0, vocab_size=70)
+        assert torch.equal(tokens, ids[logits.argmax(dim=1)])
+        children, _ = sampler.choose_children(
+            logits, zeros, seeds, positions, 3, ids.__getitem__, draft_position=0, vocab_size=70
+        )
+        assert torch.equal(children, ids[logits.topk(3).indices])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import ConfigError
-from specdec.sampling.noise import Purpose, exponentials
+from specdec.sampling.noise import Purpose
 from specdec.sampling.sampler import draw
 from specdec.types import DRAFT_SAMPLE_METHODS
 
@@ -97,7 +97,7 @@ class DraftSampler:
         width = logits.shape[1] if vocab_size is None else vocab_size
         if to_target_ids is None:
             logits = logits[:, :width]
-        if self.method == "greedy":
+        if self._takes_likeliest(temperature):
             tokens = draw(logits, torch.zeros_like(temperature), seeds, positions)
             return tokens if to_target_ids is None else _mapped(tokens, to_target_ids), None
         logits = _widened(logits, to_target_ids, width)
@@ -144,23 +144,31 @@ class DraftSampler:
         width = logits.shape[1] if vocab_size is None else vocab_size
         if to_target_ids is None:
             logits = logits[:, :width]
-        if self.method == "greedy":
+        if self._takes_likeliest(temperature):
             ranked = logits.topk(num_children, dim=-1).indices
             return (ranked if to_target_ids is None else to_target_ids(ranked)), None
         logits = _widened(logits, to_target_ids, width)
         coupled = self.method == "coupled"
         keys = positions if coupled else positions | ((positions - draft_position) << 32)
-        noise = exponentials(seeds, keys, width, Purpose.SAMPLE if coupled else Purpose.DRAFT).log()
-        greedy = temperature == 0
-        scaled = logits.double() / temperature.double().masked_fill(greedy, 1.0)[:, None]
-        tokens = (scaled - noise.masked_fill(greedy[:, None], 0.0)).topk(num_children, dim=-1).indices
-        if coupled:
-            return tokens, None
-        laws = []
-        for child in range(num_children):
-            laws.append(_law(logits, temperature, tokens[:, child]))
-            logits = logits.scatter(1, tokens[:, child, None], -torch.inf)
-        return tokens, torch.stack(laws, dim=1)
+        purpose = Purpose.SAMPLE if coupled else Purpose.DRAFT
+        tokens, laws = [], []
+        for _ in range(num_children):
+            # Of the same noise, without the winners before: the next place of the race.
+            winners = draw(logits, temperature, seeds, keys, purpose).clamp(min=0)
+            tokens.append(winners)
+            if not coupled:
+                laws.append(_law(logits, temperature, winners))
+            logits = logits.scatter(1, winners[:, None], -torch.inf)
+        return torch.stack(tokens, dim=1), torch.stack(laws, dim=1) if laws else None
+
+    def _takes_likeliest(self, temperature: Tensor) -> bool:
+        """Whether all rows take the largest logits and are one-hot: then nothing is mapped to the target's width.
+
+        Elsewhere than on the CPU the host would have to wait for the temperatures.
+        """
+        if self.method == "coupled" and temperature.device.type == "cpu":
+            return not bool(temperature.any())
+        return self.method == "greedy"
 
 
 def _mapped(tokens: Tensor, to_target_ids: Callable[[Tensor], Tensor]) -> Tensor:

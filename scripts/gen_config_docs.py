@@ -126,7 +126,8 @@ def _variables() -> str:
         ("`SPECDEC_API_KEY`", "the key that `specdec bench serve` sends"),
         (
             "`SPECDEC_CACHE`",
-            f"cache directory for converted checkpoints, unless `cache_dir` ({flag_name('cache_dir')}) is set",
+            "cache directory for compiled kernels and, "
+            f"unless `cache_dir` ({flag_name('cache_dir')}) is set, for converted checkpoints",
         ),
         (
             "`SPECDEC_PLUGINS_ALLOW`, `SPECDEC_PLUGINS_BLOCK`",
@@ -136,7 +137,6 @@ def _variables() -> str:
             "`OMP_WAIT_POLICY`, `GOMP_SPINCOUNT`, `KMP_BLOCKTIME`",
             "when set, specdec leaves the waiting of OpenMP threads as it is",
         ),
-        ("`NUMBA_CACHE_DIR`", "where compiled kernels are kept"),
     ]
     return f"## Environment variables\n\n{table(('variable', 'meaning'), rows)}"
 

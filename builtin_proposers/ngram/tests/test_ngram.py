@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,7 +167,8 @@ def test_equal_hashes_are_told_apart() -> None:
     """Two n-grams with the same hash are different n-grams: the tokens are compared."""
     apart = int(index._HASH_BASE)
     pairs = [(5, 7), (6, 7 - apart)]
-    hashes = [index._suffix_hash(np.array(pair, dtype=np.int64), 1, 2) for pair in pairs]
+    with np.errstate(over="ignore"):
+        hashes = [index._suffix_hash.py_func(np.array(pair, dtype=np.int64), 1, 2) for pair in pairs]
     assert hashes[0] == hashes[1]
     first, second = pairs
     text = [*first, 1, 2, 3, 4, *second]
@@ -255,3 +259,25 @@ def test_cost_of_a_step() -> None:
 
     assert step_seconds(4000) < 0.3e-3
     assert step_seconds(4000) < 2 * step_seconds(1000) + 0.05e-3
+
+
+DECODE = """
+import sys
+from specdec import LLM
+options = {"method": "ngram", "num_speculative_tokens": 3}
+with LLM(sys.argv[1], dtype="bfloat16", max_model_len=64, kv_cache_memory="4MiB", speculative_config=options) as llm:
+    assert llm.generate([[1, 2, 3, 1, 2]], use_tqdm=False)
+from specdec_ngram.ngram import _KERNELS
+assert _KERNELS._loaded
+print(*{"numba", "llvmlite"} & set(sys.modules))
+"""
+
+
+def test_a_process_that_decodes_has_no_compiler_in_it(tmp_path: Path) -> None:
+    """numba and LLVM would take over 100 MB."""
+    from specdec.testing import tiny_model
+
+    command = [sys.executable, "-c", DECODE, str(tiny_model("llama", tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specdec.errors import InvalidRequestError
 from specdec.testing.strategies import growing_texts
-from specdec_suffix import store, tree
+from specdec_suffix import layout, tree
 from specdec_suffix.responses import ResponseStore
 from specdec_suffix.suffix import SuffixProposer
 
@@ -403,7 +403,7 @@ def test_end_marks_are_no_tokens() -> None:
     respond(proposer, [9], [3, 4])
     start(proposer, "a", [5])
     assert draft(proposer, [5, 1], 8) == [2]
-    assert store.END < 0
+    assert layout.END < 0
 
 
 def test_oracle_is_not_trivial() -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
+from specdec.sampling.codes import PLACEHOLDER_TOKEN_ID as PLACEHOLDER_TOKEN_ID
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
     from specdec.registry import Registry
     from specdec.sampling.params import SamplingParams
     from specdec.speculation import RequestSpeculation
-
-PLACEHOLDER_TOKEN_ID = -1
-"""Fills padded positions of token-id arrays; never a real token."""
 
 
 @frozen(eq=False, kw_only=True)

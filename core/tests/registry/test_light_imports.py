@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,27 @@ def test_importing_it_imports_nothing_heavy(module: str) -> None:
 )
 def test_the_commands_that_list_plugins_import_nothing_heavy(arguments: list[str]) -> None:
     assert _imported_by(f"from specdec.cli.main import main\nmain({arguments})") == []
+
+
+DECODE = """
+import sys
+from specdec import LLM
+from specdec.sampling.params import SamplingParams
+with LLM(sys.argv[1], dtype="bfloat16", max_model_len=64, kv_cache_memory="4MiB") as llm:
+    for options in ({"temperature": 0.0}, {"top_p": 0.9, "repetition_penalty": 1.1, "logprobs": 2}):
+        assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, **options), use_tqdm=False)
+print(*{"numba", "llvmlite"} & set(sys.modules))
+"""
+
+
+def test_a_process_that_decodes_has_no_compiler_in_it(tmp_path: Path) -> None:
+    """Kernels come from a shared library: numba and LLVM would take over 100 MB."""
+    from specdec.testing import tiny_model
+
+    command = [sys.executable, "-c", DECODE, str(tiny_model("llama", tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
 
 
 SCAN = """

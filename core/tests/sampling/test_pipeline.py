@@ -18,7 +18,7 @@ from specdec.grammar import RequestGrammar
 from specdec.sampling import history, masks, penalties, rows
 from specdec.sampling import processor as processor_module
 from specdec.sampling.batch import RowLayout, SamplingBatch
-from specdec.sampling.cpu.bitmask import apply_bitmask
+from specdec.sampling.cpu import KERNELS
 from specdec.sampling.custom import NamedProcessor
 from specdec.sampling.grammar_mask import apply_bitmask_anywhere
 from specdec.sampling.pipeline import LogitsPipeline
@@ -450,7 +450,7 @@ def test_masks_in_plain_torch_are_the_same() -> None:
         rows_masked = np.array([0, 3, 4])
         found, expected = logits.clone(), logits.clone()
         apply_bitmask_anywhere(found, rows_masked, words)
-        apply_bitmask(expected.numpy(), rows_masked, words)
+        KERNELS.function("apply_bitmask")(expected.numpy(), rows_masked, words)
         assert torch.equal(found, expected)
         for row, word in zip(rows_masked, words, strict=True):
             bits = np.unpackbits(word.view(np.uint8), bitorder="little")[:vocab_size].astype(bool)

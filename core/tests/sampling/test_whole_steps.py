@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from specdec.sampling.cpu.backend import CpuSampling
+from specdec.sampling.cpu import KERNELS
 from specdec.sampling.cpu.calls import StepCall
-from specdec.sampling.cpu.follow import match_region
-from specdec.sampling.cpu.keep import reject_region
 from specdec.sampling.cpu.steps import LEFT_OUT
 from specdec.sampling.torch_backend import TorchSampling
 from specdec.testing.steps import RandomStep, runs_of
@@ -52,7 +51,7 @@ def test_rows_behind_a_rejection_are_left_alone() -> None:
     step.rows.logits[:] = 0.0
     step.rows.logits[:, 39] = -torch.inf
     counts = step.draft.num_draft_tokens
-    for region, behind in ((match_region, counts), (reject_region, (counts - 1).clamp(min=0))):
+    for region, behind in (("match_region", counts), ("reject_region", (counts - 1).clamp(min=0))):
         call = StepCall(step.rows, step.draft, step.sampling)
-        assert call.run(region).num_tokens.tolist() == [1] * 20
+        assert call.run(KERNELS.address(region)).num_tokens.tolist() == [1] * 20
         assert int((call.states == LEFT_OUT).sum()) == int(behind.sum())

@@ -21,7 +21,7 @@ from specdec.testing.attention import (
 )
 from specdec_attention_cpu import planning
 from specdec_attention_cpu.backend import CpuBackend
-from specdec_attention_cpu.kernels import CHUNK, MAX_VECTORS
+from specdec_attention_cpu.layout import CHUNK, MAX_VECTORS
 
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 8e-3}
 

@@ -18,7 +18,7 @@ from specdec.types import Draft
 from specdec.verify.rejection import RejectionVerifier
 from specdec_verify_block import block
 from specdec_verify_block.block import BlockVerifier
-from specdec_verify_block.cpu import DECIDED, block_region
+from specdec_verify_block.cpu import DECIDED
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +160,7 @@ def test_few_sums_over_the_vocabulary_are_needed() -> None:
     """Lengths whose uniform is above w_i, or whose w_i is 1, are decided without: most are."""
     step = RandomStep.of(3, 50, laws=True, num_requests=200)
     call = StepCall(step.rows, step.draft, step.sampling)
-    call.run(block_region)
+    call.run(block.KERNELS.address("block_region"))
     lengths = int((step.draft.num_draft_tokens - 1).clamp(min=0).sum())
     assert 0 < int((call.states >= DECIDED).sum()) < 0.3 * lengths
 

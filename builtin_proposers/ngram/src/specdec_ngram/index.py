@@ -21,20 +21,29 @@ Memory: 16 bytes a node and 12 bytes of table; one node a token in text without 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import numba
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-TABLE, NODES, CAPACITY, USED, INDEXED, LAST_TOKEN, NUM_COLUMNS = range(7)
-"""Columns of a request's row of state (int64): addresses of its table and nodes, room for nodes, nodes in use, how many
-leading positions are dealt with, and the token at the last of them."""
+from specdec.cpu.compile import compiled
+from specdec.cpu.simd import kernel
+from specdec_ngram.layout import (
+    CAPACITY,
+    CHILD,
+    DEPTH,
+    INDEXED,
+    LAST_TOKEN,
+    NODE_WIDTH,
+    NODES,
+    PARENT,
+    POSITION,
+    TABLE,
+    USED,
+    num_slots,
+)
 
-POSITION, DEPTH, PARENT, CHILD, NODE_WIDTH = range(5)
-"""Fields of a node (int32)."""
 ROOT = -1
 _NONE = -1
 _FINGERPRINT_BITS = 31
@@ -45,14 +54,8 @@ Pointer: TypeAlias = Any
 Int: TypeAlias = Any
 """In compiled code: a machine integer."""
 _HASH_BASE = np.uint64(0x5851F42D4C957F2D)
-
-
-def _jit(function: Callable[..., Any]) -> Any:
-    """Compile; keep the result on disk where the package's folder or the user's cache folder can be written."""
-    try:
-        return numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:
-        return numba.njit(nogil=True)(function)
+_INT32, _INT64, _TABLE = types.int32[::1], types.int64[::1], types.int64[:, ::1]
+_num_slots = kernel(num_slots)
 
 
 @intrinsic
@@ -71,13 +74,7 @@ def _cast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
 
-@_jit
-def num_slots(capacity: int) -> Int:
-    """Slots of the table of an index with room for ``capacity`` nodes: at most two thirds are taken."""
-    return capacity + capacity // 2
-
-
-@_jit
+@kernel
 def _fingerprint(value: np.uint64) -> Int:
     """31 well-mixed bits of a uint64 (the finaliser of MurmurHash3)."""
     value = (value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
@@ -85,13 +82,13 @@ def _fingerprint(value: np.uint64) -> Int:
     return np.int64(value >> np.uint64(33))
 
 
-@_jit
+@kernel
 def _edge(node: int, token: int) -> Int:
     """Fingerprint of the edge below ``node`` whose first token is ``token``."""
     return _fingerprint(np.uint64(node + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(token))
 
 
-@_jit
+@kernel
 def _suffix_hash(tokens: Pointer, at: int, length: int) -> np.uint64:
     """Polynomial hash of the ``length`` tokens that end at position ``at``."""
     value = np.uint64(0)
@@ -100,7 +97,7 @@ def _suffix_hash(tokens: Pointer, at: int, length: int) -> np.uint64:
     return value
 
 
-@_jit
+@kernel
 def _find(
     table: Pointer,
     slots: int,
@@ -128,7 +125,7 @@ def _find(
     return slot
 
 
-@_jit
+@kernel
 def _descend(
     table: Pointer,
     slots: int,
@@ -178,7 +175,7 @@ def _descend(
     return node, matched, slot
 
 
-@_jit
+@kernel
 def _new_node(nodes: Pointer, used: int, position: int, depth: int, parent: int) -> Int:
     nodes[NODE_WIDTH * used + POSITION] = position
     nodes[NODE_WIDTH * used + DEPTH] = depth
@@ -187,7 +184,7 @@ def _new_node(nodes: Pointer, used: int, position: int, depth: int, parent: int)
     return used + 1
 
 
-@_jit
+@kernel
 def _link(table: Pointer, slots: int, fingerprint: int, node: int) -> None:
     """Enter an edge that is known to be absent."""
     slot = fingerprint * slots >> _FINGERPRINT_BITS
@@ -196,7 +193,7 @@ def _link(table: Pointer, slots: int, fingerprint: int, node: int) -> None:
     table[slot] = fingerprint << _NODE_BITS | (node + 1)
 
 
-@_jit
+@kernel
 def _split(
     table: Pointer,
     slots: int,
@@ -225,7 +222,7 @@ def _split(
     return _new_node(nodes, used, at, depth, parent)
 
 
-@_jit
+@kernel
 def _insert(
     table: Pointer,
     slots: int,
@@ -252,10 +249,10 @@ def _insert(
     return _new_node(nodes, used, at, longest, node)
 
 
-@_jit
+@kernel
 def _update(row: np.ndarray, tokens: Pointer, end: int, shortest: int, longest: int) -> Any:
     """Index the positions below ``end`` that are not yet; returns whether there was room for all."""
-    slots = num_slots(row[CAPACITY])
+    slots = _num_slots(row[CAPACITY])
     table, nodes = _int64_at(row[TABLE]), _int32_at(row[NODES])
     begin = row[INDEXED]
     if begin > end or (begin > 0 and tokens[begin - 1] != row[LAST_TOKEN]):  # another text than before
@@ -284,13 +281,13 @@ def _update(row: np.ndarray, tokens: Pointer, end: int, shortest: int, longest: 
     return at == end
 
 
-@_jit
+@kernel
 def _look_up(row: np.ndarray, tokens: Pointer, length: int, wanted: int, k: int, shortest: int, longest: int) -> Int:
     """Position of the occurrence to copy from (its last token), or _NONE.
 
     The longest match decides, then the latest with ``wanted`` tokens after it, then the earliest.
     """
-    slots = num_slots(row[CAPACITY])
+    slots = _num_slots(row[CAPACITY])
     table, nodes = _int64_at(row[TABLE]), _int32_at(row[NODES])
     at = length - 1
     suffix_hash = _suffix_hash(tokens, at, shortest)
@@ -309,7 +306,7 @@ def _look_up(row: np.ndarray, tokens: Pointer, length: int, wanted: int, k: int,
     return source
 
 
-@_jit
+@compiled(types.int64(_TABLE, _INT64, _INT64, _INT64, _INT32, *[types.int64] * 3, _INT64, _INT32))
 def propose_all(
     state: np.ndarray,
     rows: np.ndarray,
@@ -358,7 +355,7 @@ def propose_all(
     return total
 
 
-@_jit
+@compiled(types.void(_INT64, _INT64))
 def move_table(old: np.ndarray, new: np.ndarray) -> None:
     """Enter all edges of one table (int64 [slots]) into a larger, empty one."""
     for entry in old:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from specdec.cpu.library import Kernels
 from specdec.drafting import Proposer
 from specdec.types import Draft, Needs
-from specdec_ngram import index
+from specdec_ngram.layout import CAPACITY, NODE_WIDTH, NODES, NUM_COLUMNS, TABLE, num_slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from specdec.types import ProposalInput, RequestInfo
 
 _MIN_CAPACITY = 64
+_KERNELS = Kernels("specdec_ngram.index")
 
 
 class NgramProposer(Proposer):
@@ -37,7 +39,7 @@ class NgramProposer(Proposer):
         self._shortest = prompt_lookup_min
         self._longest = prompt_lookup_max
         self._k = num_speculative_tokens
-        self._state = np.zeros((0, index.NUM_COLUMNS), dtype=np.int64)
+        self._state = np.zeros((0, NUM_COLUMNS), dtype=np.int64)
         self._free: list[int] = []
         self._row_of: dict[str, int] = {}
         self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -45,11 +47,8 @@ class NgramProposer(Proposer):
         self._last_rows = np.zeros(0, dtype=np.int64)
 
     def load(self, target: Any) -> None:
-        """Compile what `propose` runs, or load it from numba's cache, so that no request waits for it."""
-        warm_up = NgramProposer(prompt_lookup_min=1, prompt_lookup_max=2, num_speculative_tokens=1)
-        text = np.arange(2 * _MIN_CAPACITY, dtype=np.int64)
-        for length in (4, len(text)):  # the second index does not fit into the room of the first
-            warm_up._propose(("warm-up",), [text.ctypes.data], [length], [1])
+        """Load what `propose` runs, so that no request waits for it."""
+        _KERNELS.load()
 
     def start(self, request: RequestInfo) -> None:
         """See `Proposer.start`; the prompt is indexed at the first `propose`."""
@@ -84,7 +83,8 @@ class NgramProposer(Proposer):
         token_ids = np.empty(len(rows) * self._k, dtype=np.int64)
         counts = np.empty(len(rows), dtype=np.int32)
         sizes = (self._k, self._shortest, self._longest)
-        while (total := index.propose_all(self._state, rows, pointers, lengths, limits, *sizes, token_ids, counts)) < 0:
+        propose_all = _KERNELS.function("propose_all")
+        while (total := propose_all(self._state, rows, pointers, lengths, limits, *sizes, token_ids, counts)) < 0:
             self._grow(rows[-1 - total])
         return token_ids[:total], counts
 
@@ -101,7 +101,7 @@ class NgramProposer(Proposer):
     def _new_row(self, request_id: str, length: int) -> int:
         if not self._free:
             old = len(self._state)
-            self._state = np.concatenate([self._state, np.zeros((max(old, 8), index.NUM_COLUMNS), dtype=np.int64)])
+            self._state = np.concatenate([self._state, np.zeros((max(old, 8), NUM_COLUMNS), dtype=np.int64)])
             self._free = list(range(len(self._state) - 1, old - 1, -1))
         row = self._row_of[request_id] = self._free.pop()
         self._set_buffers(row, _MIN_CAPACITY + length + length // 2)
@@ -110,13 +110,13 @@ class NgramProposer(Proposer):
     def _grow(self, row: int) -> None:
         """Make half as much room again for an index and move what is in it."""
         old_table, old_nodes = self._buffers[row]
-        table, nodes = self._set_buffers(row, 3 * int(self._state[row, index.CAPACITY]) // 2)
+        table, nodes = self._set_buffers(row, 3 * int(self._state[row, CAPACITY]) // 2)
         nodes[: len(old_nodes)] = old_nodes
-        index.move_table(old_table, table)
+        _KERNELS.function("move_table")(old_table, table)
 
     def _set_buffers(self, row: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-        table = np.zeros(index.num_slots(capacity), dtype=np.int64)
-        nodes = np.empty(index.NODE_WIDTH * capacity, dtype=np.int32)
+        table = np.zeros(num_slots(capacity), dtype=np.int64)
+        nodes = np.empty(NODE_WIDTH * capacity, dtype=np.int32)
         self._buffers[row] = table, nodes
-        self._state[row, [index.TABLE, index.NODES, index.CAPACITY]] = table.ctypes.data, nodes.ctypes.data, capacity
+        self._state[row, [TABLE, NODES, CAPACITY]] = table.ctypes.data, nodes.ctypes.data, capacity
         return table, nodes

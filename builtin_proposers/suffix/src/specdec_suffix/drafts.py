@@ -16,9 +16,10 @@ from numba import types
 
 from specdec.cpu.compile import compiled
 from specdec_suffix import local, store
-from specdec_suffix.tree import (
+from specdec_suffix.layout import (
     COUNT,
     DEPTH,
+    END,
     FIRST_ACTIVE,
     FIRST_CHILD,
     LOCI,
@@ -27,9 +28,11 @@ from specdec_suffix.tree import (
     NODES,
     NONE,
     POS,
-    ROW,
     TOKEN,
     TOTAL,
+)
+from specdec_suffix.tree import (
+    ROW,
     Int,
     Pointer,
     Row,
@@ -71,7 +74,7 @@ def _chain(
 
     Args:
         row: the trie.
-        tokens: its text, known up to ``end`` or the next `store.END`.
+        tokens: its text, known up to ``end`` or the next `END`.
         end: see there.
         node: the node at or below the place.
         matched: the place's depth.
@@ -100,7 +103,7 @@ def _chain(
             node = child
             low = _low(nodes, node, depth)
         at = nodes[NODE_WIDTH * node + POS] + matched
-        if at >= end or tokens[at] == store.END:
+        if at >= end or tokens[at] == END:
             break
         if write:
             token_ids[count] = tokens[at]
@@ -132,7 +135,8 @@ def _push(
         if same and node != best and (entries[at - 1, NODE] == best or entries[at - 1, ENTRY_TOKEN] < token):
             break
         weights[at] = weights[at - 1]
-        entries[at] = entries[at - 1]
+        for field in range(ENTRY_WIDTH):
+            entries[at, field] = entries[at - 1, field]
         at -= 1
     weights[at] = weight
     entries[at, NODE] = node
@@ -163,7 +167,7 @@ def _grow(
     nodes = int32_at(row[NODES])
     if matched < _low(nodes, node, depth):
         at = nodes[NODE_WIDTH * node + POS] + matched
-        if at >= end or tokens[at] == store.END:
+        if at >= end or tokens[at] == END:
             return size
         size = _push(entries[first:], weights[first:], size - first, weight, node, matched + 1, after, tokens[at], node)
         return first + min(size, room)

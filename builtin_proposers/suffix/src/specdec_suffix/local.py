@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_suffix.tree import (
+from specdec_suffix.layout import (
     CAPACITY,
     COUNT,
     DEPTH,
@@ -30,6 +30,8 @@ from specdec_suffix.tree import (
     SLOTS,
     TABLE,
     USED,
+)
+from specdec_suffix.tree import (
     Int,
     Pointer,
     Row,

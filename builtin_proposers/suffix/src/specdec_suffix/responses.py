@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from specdec_suffix import store, tree
-from specdec_suffix.trie import TrieArrays
+from specdec_suffix import layout
+from specdec_suffix.trie import KERNELS, TrieArrays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,11 +37,11 @@ class ResponseStore:
         self._depth = depth
         self._max_responses = max_responses
         self._max_tokens = max_tokens
-        self.row = np.zeros(tree.NUM_COLUMNS, dtype=np.int64)
+        self.row = np.zeros(layout.NUM_COLUMNS, dtype=np.int64)
         """int64 [NUM_COLUMNS]: the trie, as compiled code takes it."""
         self._trie = TrieArrays(self.row, 0)
         self._ring = np.empty(min(_LEAST_RING, max_tokens), dtype=np.int64)
-        self.row[tree.RING] = max(max_tokens, 1)
+        self.row[layout.RING] = max(max_tokens, 1)
         self._stored: deque[_Stored] = deque()
         self._tail = 0
         self._roots: dict[str, int] = {}
@@ -65,7 +65,7 @@ class ResponseStore:
     @property
     def num_nodes(self) -> int:
         """Nodes in use."""
-        return int(self.row[tree.IN_USE])
+        return int(self.row[layout.IN_USE])
 
     @property
     def nbytes(self) -> int:
@@ -78,8 +78,8 @@ class ResponseStore:
         return self._ring.ctypes.data
 
     def root(self, scope: str) -> int:
-        """The root of a scope's trie, `tree.NONE` when nothing is stored in it."""
-        return self._roots.get(scope, tree.NONE)
+        """The root of a scope's trie, `layout.NONE` when nothing is stored in it."""
+        return self._roots.get(scope, layout.NONE)
 
     def add(self, scope: str, tokens: np.ndarray) -> bool:
         """Store a response.
@@ -98,18 +98,18 @@ class ResponseStore:
             self._evict()
         begin = self._place(length + 1)
         self._ring[begin : begin + length] = tokens
-        self._ring[begin + length] = store.END
+        self._ring[begin + length] = layout.END
         self._tail = begin + length + 1
         self._stored.append(_Stored(scope, begin, length))
-        self.row[tree.OLDEST] = self._stored[0].begin
+        self.row[layout.OLDEST] = self._stored[0].begin
         needed = self.num_nodes + 2 * length + 1
         if needed > self._trie.capacity:
             self._trie.grow(max(3 * self._trie.capacity // 2, needed))
         if scope not in self._roots:
-            self._roots[scope] = store.new_root(self.row)
+            self._roots[scope] = KERNELS.function("new_root")(self.row)
             self._sizes[scope] = 0
         self._sizes[scope] += length
-        store.add_text(self.row, self._roots[scope], self.address, begin, begin + length, self._depth)
+        KERNELS.function("add_text")(self.row, self._roots[scope], self.address, begin, begin + length, self._depth)
         return True
 
     def responses(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -139,11 +139,11 @@ class ResponseStore:
         oldest = self._stored.popleft()
         root = self._roots[oldest.scope]
         end = oldest.begin + oldest.length
-        store.remove_text(self.row, root, self.address, oldest.begin, end, self._depth)
+        KERNELS.function("remove_text")(self.row, root, self.address, oldest.begin, end, self._depth)
         self.num_evicted += 1
         self._sizes[oldest.scope] -= oldest.length
         if self._sizes[oldest.scope] == 0:
-            store.free_root(self.row, root)
+            KERNELS.function("free_root")(self.row, root)
             del self._roots[oldest.scope], self._sizes[oldest.scope]
         if self._stored:
-            self.row[tree.OLDEST] = self._stored[0].begin
+            self.row[layout.OLDEST] = self._stored[0].begin

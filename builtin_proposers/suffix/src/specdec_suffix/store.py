@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 
 from specdec.cpu.compile import compiled
-from specdec_suffix.tree import (
+from specdec_suffix.layout import (
     BEST,
     COUNT,
     DEPTH,
@@ -24,10 +24,12 @@ from specdec_suffix.tree import (
     PARENT,
     POS,
     PREVIOUS,
-    ROW,
     TOKEN,
     TOTAL,
     UNKNOWN,
+)
+from specdec_suffix.tree import (
+    ROW,
     Int,
     Pointer,
     Row,
@@ -44,9 +46,6 @@ from specdec_suffix.tree import (
     replace,
     split,
 )
-
-END = -1
-"""Stands after every stored text; no token."""
 
 
 @jit

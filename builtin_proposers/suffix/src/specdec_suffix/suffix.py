@@ -11,10 +11,10 @@ from attrs import frozen
 from specdec.drafting import Proposer
 from specdec.errors import InvalidRequestError
 from specdec.types import Draft, Needs, ProposerCapabilities
-from specdec_suffix import drafts, tree
+from specdec_suffix import layout
 from specdec_suffix.persistence import CacheFile
 from specdec_suffix.responses import ResponseStore
-from specdec_suffix.trie import LEAST_CAPACITY, TrieArrays
+from specdec_suffix.trie import KERNELS, LEAST_CAPACITY, TrieArrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +63,7 @@ class SuffixProposer(Proposer):
         )
         self._file = None if config.suffix_cache_path is None else CacheFile(config, engine)
         self.capabilities = ProposerCapabilities(trees=config.suffix_trees, keeps_finished_requests=True)
-        self._state = np.zeros((0, tree.NUM_COLUMNS), dtype=np.int64)
+        self._state = np.zeros((0, layout.NUM_COLUMNS), dtype=np.int64)
         self._free: list[int] = []
         self._row_of: dict[str, int] = {}
         self._tries: dict[int, TrieArrays] = {}
@@ -73,6 +73,7 @@ class SuffixProposer(Proposer):
 
     def load(self, target: Any) -> None:
         """Read the past responses of earlier runs. A file that cannot be used is a warning in the log."""
+        KERNELS.load()
         if self._file is not None:
             for scope, tokens in self._file.load():
                 self._store.add(scope, tokens)
@@ -120,8 +121,9 @@ class SuffixProposer(Proposer):
             np.array(batch.max_draft_tokens, dtype=np.int32),
         )
         options = self._options()
+        propose_all = KERNELS.function("propose_all")
         while True:
-            total = drafts.propose_all(self._state, rows, *known, *options, token_ids, confidence, parents, counts)
+            total = propose_all(self._state, rows, *known, *options, token_ids, confidence, parents, counts)
             if total >= 0:
                 break
             trie = self._tries[int(rows[-1 - total])]
@@ -179,7 +181,7 @@ class SuffixProposer(Proposer):
     def _roots(self, request_ids: tuple[str, ...]) -> np.ndarray:
         """Each request's trie of past responses."""
         running = [self._running.get(request_id) for request_id in request_ids]
-        roots = [tree.NONE if one is None or one.scope is None else self._store.root(one.scope) for one in running]
+        roots = [layout.NONE if one is None or one.scope is None else self._store.root(one.scope) for one in running]
         return np.array(roots, dtype=np.int64)
 
     def _rows(self, request_ids: tuple[str, ...], lengths: Any) -> np.ndarray:
@@ -195,7 +197,7 @@ class SuffixProposer(Proposer):
     def _new_row(self, request_id: str, length: int) -> int:
         if not self._free:
             old = len(self._state)
-            self._state = np.concatenate([self._state, np.zeros((max(old, 8), tree.NUM_COLUMNS), dtype=np.int64)])
+            self._state = np.concatenate([self._state, np.zeros((max(old, 8), layout.NUM_COLUMNS), dtype=np.int64)])
             self._free = list(range(len(self._state) - 1, old - 1, -1))
             for row, trie in self._tries.items():
                 trie.attach(self._state[row])

@@ -25,35 +25,30 @@ from numba import types
 from numba.extending import intrinsic
 
 from specdec.cpu.compile import compiled
-
-(
-    TABLE,
-    NODES,
-    SLOTS,
-    CAPACITY,
-    USED,
+from specdec_suffix.layout import (
+    BEST,
+    COUNT,
+    DEPTH,
+    FIRST_CHILD,
     FREE,
-    LOCI,
-    INDEXED,
-    FIRST_ACTIVE,
-    LAST_TOKEN,
-    OLDEST,
-    RING,
+    FREED,
     IN_USE,
-    NUM_COLUMNS,
-) = range(14)
-"""Columns of a trie's row (int64): addresses of its table and nodes, slots of the table (a power of two), room for
-nodes, nodes ever used, head of the list of free ones; addresses and counters of a growing text (`local`); where the
-oldest stored text starts, and the size of the ring that texts are stored in (`store`); nodes in use now."""
-
-POS, DEPTH, COUNT, TOTAL, PARENT, TOKEN, BEST, FIRST_CHILD, NEXT, PREVIOUS, NODE_WIDTH = range(11)
-"""Fields of a node (int32)."""
-
-NONE = -1
-UNKNOWN = -2
-"""BEST after a removal: to be found again when it is asked for."""
-FREED = -3
-"""PARENT of a node that is not in use."""
+    NEXT,
+    NODE_WIDTH,
+    NODES,
+    NONE,
+    OLDEST,
+    PARENT,
+    POS,
+    PREVIOUS,
+    RING,
+    SLOTS,
+    TABLE,
+    TOKEN,
+    TOTAL,
+    UNKNOWN,
+    USED,
+)
 
 Pointer: TypeAlias = Any
 """In compiled code: the address of an array, indexed without bounds checks."""
@@ -65,7 +60,7 @@ Row: TypeAlias = np.ndarray
 ROW = types.int64[::1]
 """Signature of a trie's row."""
 jit = numba.njit(error_model="numpy")
-"""Compiles what other compiled code calls; what Python calls is compiled, and kept, by `specdec.cpu.compile`."""
+"""Compiles what other compiled code calls; what Python calls is declared with `specdec.cpu.compile`."""
 
 
 @intrinsic

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_suffix import tree
+from specdec.cpu.library import Kernels
+from specdec_suffix import layout
+
+KERNELS = Kernels("specdec_suffix.tree", "specdec_suffix.store", "specdec_suffix.drafts")
+"""The tries' own functions, and the choice of drafts."""
 
 LEAST_CAPACITY = 64
 
@@ -21,8 +25,8 @@ class TrieArrays:
             depth: for a growing text, the trie's depth.
         """
         row[:] = 0
-        row[tree.FREE] = tree.NONE
-        row[tree.RING] = 1
+        row[layout.FREE] = layout.NONE
+        row[layout.RING] = 1
         self._row = row
         self._loci = np.zeros(0 if depth is None else depth + 1, dtype=np.int32)
         self._allocate(capacity)
@@ -31,13 +35,13 @@ class TrieArrays:
         slots = 1 << max(int(np.ceil(np.log2(max(capacity, LEAST_CAPACITY) * 4 / 3))), 1)
         self.capacity = 3 * slots // 4
         self._table = np.zeros(slots, dtype=np.int32)
-        self._nodes = np.empty(self.capacity * tree.NODE_WIDTH, dtype=np.int32)
+        self._nodes = np.empty(self.capacity * layout.NODE_WIDTH, dtype=np.int32)
         self.attach(self._row)
 
     def attach(self, row: np.ndarray) -> None:
         """Write the addresses into a row: the trie's own, or a copy that takes its place."""
         self._row = row
-        columns = [tree.TABLE, tree.NODES, tree.LOCI, tree.SLOTS, tree.CAPACITY]
+        columns = [layout.TABLE, layout.NODES, layout.LOCI, layout.SLOTS, layout.CAPACITY]
         arrays = (self._table, self._nodes, self._loci)
         row[columns] = [*(array.ctypes.data for array in arrays), len(self._table), self.capacity]
 
@@ -46,12 +50,12 @@ class TrieArrays:
         old = self._nodes
         self._allocate(capacity)
         self._nodes[: len(old)] = old
-        tree.enter_all(self._row)
+        KERNELS.function("enter_all")(self._row)
 
     @property
     def nodes(self) -> np.ndarray:
         """int32 [capacity, NODE_WIDTH]."""
-        return self._nodes.reshape(-1, tree.NODE_WIDTH)
+        return self._nodes.reshape(-1, layout.NODE_WIDTH)
 
     @property
     def nbytes(self) -> int:

@@ -1,75 +1,56 @@
-"""Compiles kernels when their module is imported, and keeps the machine code between runs.
+"""Declares the functions of kernel modules that Python calls.
 
-numba's own cache looks at the file of the compiled function alone. These functions are made of kernels from several
-files, so their cache key also holds a digest of all source files beside them and beside this file. Machine code lies
-where numba puts it: in ``__pycache__`` beside the source, in the user's cache directory, or in ``NUMBA_CACHE_DIR``.
+A *kernel module* imports numba, and nothing that runs an engine imports it: `specdec.cpu.build` does, in a process of
+its own, and leaves a shared library from which `specdec.cpu.library` takes addresses. Functions that only kernels call
+are ordinary ``njit`` functions; `region`, `native` and `compiled` mark those that become symbols of the library.
+
+What compiled functions may do: compute, call one another and libm, and work in arrays from ``np.empty``, ``np.zeros``
+or ``np.full``. They must not raise, print, sort with numpy or use lists, because numba and Python are not there when
+they run.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from numba import njit, types
-from numba.core.caching import FunctionCache, NullCache
-from numba.core.ccallback import CFunc
-
-logger = logging.getLogger(__name__)
+from attrs import frozen
+from numba import types
+from numba.core.sigutils import normalize_signature
 
 
-@cache
-def _digest(folder: Path) -> str:
-    """Digest of the kernels' sources in a folder and in this one."""
-    digest = hashlib.sha256()
-    for path in sorted({*folder.glob("*.py"), *Path(__file__).parent.glob("*.py")}):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+@frozen(eq=False)
+class Entry:
+    """A function of a kernel module that becomes a symbol of the library, under its own name."""
+
+    function: Callable[..., Any]
+    result: types.Type
+    arguments: tuple[types.Type, ...]
+    options: dict[str, Any]
+    """Of ``njit``."""
+
+    @property
+    def name(self) -> str:
+        """The symbol."""
+        return self.function.__name__
 
 
-def _cache(function: Callable[..., Any]) -> Any:
-    """Where a function's machine code is kept; nowhere when no place is writable."""
-    try:
-        return _KeyedCache(function)
-    except RuntimeError as error:
-        logger.warning("kernels are compiled at every start, because they cannot be kept: %s", error)
-        return NullCache()
+def compiled(signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Entry]:
+    """Decorator: a function to be called from Python, through `specdec.cpu.library.Kernels.function`.
+
+    Args:
+        signature: numba's, as a string or an object: numbers, and C-contiguous arrays of numbers.
+        options: of ``njit``, such as ``fastmath``.
+    """
+    arguments, result = normalize_signature(signature)
+    return lambda function: Entry(function, result, tuple(arguments), options)
 
 
-class _KeyedCache(FunctionCache):
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        folder = Path(self._py_func.__code__.co_filename).parent
-        return (*super()._index_key(sig, codegen), _digest(folder))
+def native(*arguments: Any) -> Callable[[Callable[..., None]], Entry]:
+    """Decorator: a function of these argument types that returns nothing, to be called by its address."""
+    return compiled(types.void(*arguments))
 
 
-def native(*arguments: Any) -> Callable[[Callable[..., None]], Any]:
-    """Decorator: compile a function of these argument types that returns nothing, to be called by its ``address``."""
-
-    def compile_now(function: Callable[..., None]) -> Any:
-        compiled = CFunc(function, (arguments, types.void), locals={}, options={"error_model": "numpy"})
-        compiled._cache = _cache(function)
-        compiled.compile()
-        return compiled
-
-    return compile_now
-
-
-def region(function: Callable[[int], None]) -> Any:
-    """Decorator: compile an entry point for `specdec.cpu.team.Team.run`, which passes it its argument block."""
+def region(function: Callable[[int], None]) -> Entry:
+    """Decorator: an entry point for `specdec.cpu.team.Team.run`, which passes it its argument block."""
     return native(types.intp)(function)
-
-
-def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: compile a function for one signature, to be called from Python."""
-
-    def compile_now(function: Callable[..., Any]) -> Any:
-        dispatcher = njit(function, error_model="numpy")
-        dispatcher._cache = _cache(function)
-        dispatcher.compile(signature)
-        dispatcher.disable_compile()
-        return dispatcher
-
-    return compile_now

@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec.cpu.features import MAX_ROWS
+from specdec.cpu.layout import ADD, BFLOAT16, FLOAT32, LANES, LINEAR_WORDS, NORM_WORDS, PANEL, SILU, STORE
 from specdec.cpu.simd import (
-    BFLOAT16,
-    FLOAT32,
-    LANES,
     broadcast,
     fma,
     get_float32,
@@ -29,21 +26,15 @@ from specdec.cpu.simd import (
     sum_lanes,
     tanh,
 )
-from specdec.cpu.team import share
-from specdec.cpu.tiles import AHEAD_BYTES, PANEL, num_tiles, tile
+from specdec.cpu.threads import share
+from specdec.cpu.tiles import AHEAD_BYTES, num_tiles, tile
 
-# A linear's description: int64 words at these offsets (bytes). Built by `specdec.target.linear`.
-LINEAR_WORDS = 6
+# A linear's description: int64 words at these offsets (bytes).
 _WEIGHTS, _KIND, _PAIRS, _PANELS, _COLUMNS, _BIAS = (8 * i for i in range(LINEAR_WORDS))
 
 # A norm's description. The weight is float32; eps is a float32 in the low half of its word.
-NORM_WORDS = 4
 _NORM_WEIGHT, _NORM_EPS, _NORM_WIDTH, _NORM_ROUNDS_FIRST = (8 * i for i in range(NORM_WORDS))
 
-STORE, ADD, SILU, GELU_TANH = range(4)
-"""What happens to a product: stored, added to what is there, or gated (a panel holds 16 gate and 16 up columns)."""
-
-TILE_BYTES = 4 * MAX_ROWS * PANEL
 _F = np.float32
 _ZERO, _HALF, _ONE = _F(0.0), _F(0.5), _F(1.0)
 _GELU_SCALE, _GELU_CUBE = _F(0.7978845608028654), _F(0.044715)

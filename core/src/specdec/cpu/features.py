@@ -5,6 +5,8 @@ from __future__ import annotations
 import llvmlite.binding
 from numba import config
 
+from specdec.cpu.layout import MOST_TILE_ROWS
+
 
 def _has(feature: str) -> bool:
     """Whether code is generated for a feature; ``NUMBA_CPU_FEATURES`` overrides what this processor has."""
@@ -16,5 +18,5 @@ def _has(feature: str) -> bool:
 WIDE_VECTORS = _has("avx512f")
 """512-bit registers, 32 of them; otherwise 16 registers of 256 bits (or less) are assumed."""
 
-MAX_ROWS = 12 if WIDE_VECTORS else 3
+MAX_ROWS = MOST_TILE_ROWS if WIDE_VECTORS else 3
 """Rows of a tile: with 32 columns they must fit the registers with room for the operands."""

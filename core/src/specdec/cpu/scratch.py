@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from specdec.cpu.dense import TILE_BYTES
-from specdec.cpu.regions import FEW_ROWS
+from specdec.cpu.layout import FEW_ROWS, TILE_BYTES
 
 _CACHED_BYTES = 1 << 20
 """The float32 left side of a product should fit a core's second-level cache beside the weights passing through."""

@@ -18,12 +18,10 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
+from specdec.cpu.layout import BFLOAT16, LANES
+
 kernel = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Decorator of functions that other kernels call; `specdec.cpu.compile` makes entry points."""
-
-LANES = 16
-FLOAT32, BFLOAT16 = 0, 1
-"""Element kinds of memory that kernels read and write."""
 
 F32 = ir.FloatType()
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))

@@ -21,14 +21,10 @@ from numba.extending import intrinsic
 
 from specdec.cpu.compile import native
 from specdec.cpu.features import MAX_ROWS
-from specdec.cpu.simd import BFLOAT16, F32, I32, I64, LANES, POINTER, V16F, V16I, at, function, get_int64, kernel, splat
+from specdec.cpu.layout import BFLOAT16, LANES, PANEL, TEAM_TILE_ENTRY
+from specdec.cpu.simd import F32, I32, I64, POINTER, V16F, V16I, at, function, get_int64, kernel, splat
 
-PANEL = 32
-"""Columns of a panel."""
 _VECTORS = PANEL // LANES
-
-TEAM_TILE_ENTRY = 24
-"""Where a team's state (`specdec.cpu.team`) holds the address of `tile_entry`."""
 
 AHEAD_BYTES = 8192
 """How far ahead of its use a weight is prefetched when it is used once."""

@@ -79,9 +79,9 @@ class GrammarMask:
 
     def _apply(self, logits: Tensor, rows: np.ndarray, masks: np.ndarray) -> None:
         if logits.device.type == "cpu":
-            from specdec.sampling.cpu.bitmask import apply_bitmask
+            from specdec.sampling.cpu import KERNELS
 
-            apply_bitmask(logits.numpy(), rows, masks)
+            KERNELS.function("apply_bitmask")(logits.numpy(), rows, masks)
         else:
             apply_bitmask_anywhere(logits, rows, masks)
 

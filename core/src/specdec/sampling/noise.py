@@ -18,28 +18,15 @@ these words and winners.
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import torch
 from torch import Tensor
+
+from specdec.sampling.codes import Purpose as Purpose
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 _CHUNK_BYTES = 64 << 20
-
-
-class Purpose(IntEnum):
-    """Streams of noise; two draws that must be independent take two of them."""
-
-    SAMPLE = 0
-    """The token of a row: plain, bonus and `match`."""
-    ACCEPT = 1
-    """The uniform that accepts or rejects a draft token."""
-    RECOVER = 2
-    """The recovered token after a rejection."""
-    DRAFT = 3
-    """A proposer's own sampling."""
 
 
 def _round(counter: list[Tensor], key: tuple[int | Tensor, int | Tensor]) -> list[Tensor]:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specdec.sampling.codes import NAN_LOGITS as NAN_LOGITS
+from specdec.sampling.codes import NO_TOKEN_LEFT as NO_TOKEN_LEFT
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specdec.sampling.params import SamplingParams
-
-NAN_LOGITS = -2
-"""The row has a NaN (or, at temperature above 0, +inf)."""
-NO_TOKEN_LEFT = -3
-"""Every token of the row is masked."""
 
 
 def failure_message(code: int, params: SamplingParams, processors: Sequence[str] = ()) -> str:

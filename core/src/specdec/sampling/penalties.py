@@ -133,10 +133,10 @@ class Penalties:
             apply_penalties(logits, step, rows, slot_of_row, self._counts.table)
 
     def _apply_on_cpu(self, logits: Tensor, step: StepRows, rows: np.ndarray, slot_of_row: np.ndarray) -> None:
-        from specdec.sampling.cpu.penalize import penalize_rows
+        from specdec.sampling.cpu import KERNELS
 
         batch = step.batch
-        penalize_rows(
+        KERNELS.function("penalize_rows")(
             logits.numpy(),
             rows,
             step.layout.request_index.numpy(),

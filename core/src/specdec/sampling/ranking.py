@@ -20,11 +20,11 @@ def first_ranked(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         Their logits, float32 [R, count], and token ids, int64 [R, count]. There is no host synchronisation.
     """
     if logits.device.type == "cpu" and count <= _HEAP_LIMIT:
-        from specdec.sampling.cpu.rank import first_tokens
+        from specdec.sampling.cpu import KERNELS
 
         tokens = torch.empty(logits.shape[0], count, dtype=torch.int64)
         if count:
-            first_tokens(logits.contiguous().numpy(), tokens.numpy())
+            KERNELS.function("first_tokens")(logits.contiguous().numpy(), tokens.numpy())
         return logits.gather(1, tokens), tokens
     if count < logits.shape[1]:
         return _first_by_topk(logits, count)

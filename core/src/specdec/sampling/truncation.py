@@ -54,10 +54,10 @@ class Truncation:
 
 
 def _truncate_on_cpu(logits: Tensor, step: StepRows, rows: np.ndarray) -> None:
-    from specdec.sampling.cpu import truncate
+    from specdec.sampling.cpu import KERNELS
 
     batch = step.batch
-    truncate.truncate_rows(
+    KERNELS.function("truncate_rows")(
         logits.numpy(),
         rows,
         step.layout.request_index.numpy(),
@@ -65,6 +65,7 @@ def _truncate_on_cpu(logits: Tensor, step: StepRows, rows: np.ndarray) -> None:
         batch.top_k.numpy(),
         batch.top_p.numpy(),
         batch.log_min_p.numpy(),
+        MASS_MARGIN,
     )
 
 

@@ -15,9 +15,9 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from specdec.cpu.regions import Between, Layer, Step, between_attention_region
+from specdec.cpu.layout import Between, Layer, Step
 from specdec.cpu.scratch import reserve, words
-from specdec.cpu.team import Team
+from specdec.cpu.team import KERNELS, Team
 from specdec.target import bridge
 from specdec.target.linear import GATES, KINDS, PackedWeight
 from specdec.target.norm import NormWeight
@@ -144,7 +144,7 @@ class FusedLayers:
         self._step[Step.INPUT] = 0 if inputs is None else inputs.data_ptr()
         query, key, value = self._begin(hidden, cos, sin)
         step, start = self._step, self._team.run
-        region, long = between_attention_region.address, self._heavy or hidden.shape[0] >= _LONG_ROWS
+        region, long = KERNELS.address("between_attention_region"), self._heavy or hidden.shape[0] >= _LONG_ROWS
         start(region, self._arguments[0], long=long)
         for i, layer in enumerate(self.layers):
             attended = attend(layer.index, query, key, value, None)

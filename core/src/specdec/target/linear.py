@@ -19,12 +19,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from specdec.cpu.dense import GELU_TANH, LINEAR_WORDS, SILU, STORE
-from specdec.cpu.regions import Gather, Product, gather_region, linear_region
+from specdec.cpu.layout import (
+    BFLOAT16,
+    FLOAT32,
+    GELU_TANH,
+    LANES,
+    LINEAR_WORDS,
+    PANEL,
+    SILU,
+    STORE,
+    Gather,
+    Product,
+)
 from specdec.cpu.scratch import reserve, words
-from specdec.cpu.simd import BFLOAT16, FLOAT32, LANES
-from specdec.cpu.team import Team
-from specdec.cpu.tiles import PANEL
+from specdec.cpu.team import KERNELS, Team
 from specdec.target.kit import bias_or_zeros
 
 if TYPE_CHECKING:
@@ -140,7 +148,7 @@ class PackedWeight:
         block[Gather.ROWS] = index.numel()
         block[Gather.OUTPUT] = out.data_ptr()
         block[Gather.OUTSIDE] = 0
-        self._team.run(gather_region.address, ctypes.addressof(block))
+        self._team.run(KERNELS.address("gather_region"), ctypes.addressof(block))
         if block[Gather.OUTSIDE]:
             raise IndexError(f"{block[Gather.OUTSIDE]} of the indices are not rows 0 to {self.out_features - 1}")
         return out
@@ -245,7 +253,7 @@ class PackedLinear(nn.Module):
         block[Product.SCRATCH] = area.address
         block[Product.SCRATCH_STRIDE] = area.stride
         block[Product.BLOCK_ROWS] = area.block_rows
-        self._team.run(linear_region.address, self._arguments, long=self._heavy or num_rows >= _LONG_ROWS)
+        self._team.run(KERNELS.address("linear_region"), self._arguments, long=self._heavy or num_rows >= _LONG_ROWS)
         if self._row_width != self.out_features:
             out = out[:, : self.out_features]
         return out.view(*hidden_states.shape[:-1], self.out_features)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from specdec.cpu.dense import NORM_WORDS
-from specdec.cpu.regions import Norm, norm_region
+from specdec.cpu.layout import NORM_WORDS, Norm
 from specdec.cpu.scratch import words
-from specdec.cpu.team import Team
+from specdec.cpu.team import KERNELS, Team
 from specdec.target.compare import TOLERANCE, noise, relative_error
 from specdec.target.kit import norm_weight
 from specdec.target.linear import KINDS
@@ -73,7 +72,7 @@ class FastNorm(nn.Module):
         block[Norm.ROWS] = rows.shape[0]
         block[Norm.OUTPUT] = out.data_ptr()
         block[Norm.OUTPUT_STRIDE] = rows.shape[1] * size
-        self._team.run(norm_region.address, self._arguments)
+        self._team.run(KERNELS.address("norm_region"), self._arguments)
         return out.view(hidden_states.shape)
 
 

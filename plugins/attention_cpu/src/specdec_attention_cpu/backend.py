@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from specdec.attention.interface import AttentionBackend
 from specdec.cpu.scratch import words
 from specdec.cpu.team import Team
-from specdec_attention_cpu.kernels import Attention, attention_region
+from specdec_attention_cpu.layout import Attention
+from specdec_attention_cpu.planning import KERNELS
 from specdec_attention_cpu.step import KINDS, Memory, Shape, StepPlan, shape_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class CpuBackend(AttentionBackend):
     priority = 10
 
     def __init__(self) -> None:
+        KERNELS.load()
         self._team = Team()
         self._memory = Memory()
         self._layers: dict[int, _Layer] = {}
@@ -78,7 +80,7 @@ class CpuBackend(AttentionBackend):
         if sinks is not None:
             sinks = sinks.float().contiguous()
         block[Attention.SINKS] = 0 if sinks is None else sinks.data_ptr()
-        self._team.run(attention_region.address, prepared.address, long=num_tokens >= _LONG_TOKENS)
+        self._team.run(KERNELS.address("attention_region"), prepared.address, long=num_tokens >= _LONG_TOKENS)
         return out
 
 

@@ -15,13 +15,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from specdec.cpu.layout import BFLOAT16, FLOAT32, LANES, PANEL
 from specdec.cpu.simd import (
-    BFLOAT16,
-    FLOAT32,
     I16,
     I32,
     I64,
-    LANES,
     POINTER,
     V16I,
     Vec,
@@ -33,7 +31,6 @@ from specdec.cpu.simd import (
     splat,
     store_float32,
 )
-from specdec.cpu.tiles import PANEL
 
 _ROW_BYTES = 4 * PANEL
 V32H = ir.VectorType(I16, 2 * LANES)

@@ -2,93 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numba import types
 
-from specdec.cpu.compile import compiled
-from specdec_attention_cpu.kernels import CHUNK, MAX_VECTORS, MERGE_WORDS, TASK_WORDS
+from specdec.cpu.library import Kernels
+from specdec_attention_cpu.layout import MERGE_WORDS, TASK_WORDS
 
-_INT32, _INT64, _BYTES = types.int32[::1], types.int64[::1], types.uint8[::1]
-_TABLE = types.int64[:, ::1]
-_CUT = types.Tuple((_TABLE, _TABLE, types.int64, types.int64))
-
-
-@compiled(types.int64(_INT32, _INT32, _INT64))
-def _place_trees(query_start_loc: Any, parents: Any, offsets: Any) -> Any:
-    """Find where each request's ancestor matrix starts, -1 for chains; returns the bytes needed."""
-    total = 0
-    for request in range(len(offsets)):
-        first, rows = query_start_loc[request], query_start_loc[request + 1] - query_start_loc[request]
-        branches = False
-        for row in range(rows):
-            branches |= parents[first + row] != row - 1
-        offsets[request] = total if branches else -1
-        if branches:
-            total += rows * rows
-    return total
-
-
-@compiled(types.void(_INT32, _INT32, _INT64, _BYTES))
-def _fill_trees(query_start_loc: Any, parents: Any, offsets: Any, matrices: Any) -> None:
-    """A row's ancestors are its parent's and itself."""
-    for request in range(len(offsets)):
-        if offsets[request] < 0:
-            continue
-        first, rows = query_start_loc[request], query_start_loc[request + 1] - query_start_loc[request]
-        for row in range(rows):
-            own, parent = offsets[request] + row * rows, parents[first + row]
-            if parent >= 0:
-                for other in range(row):
-                    matrices[own + other] = matrices[offsets[request] + parent * rows + other]
-            matrices[own + row] = 1
-
-
-@compiled(_CUT(_INT32, _INT32, _INT64, _INT64, types.int64, types.int64, types.int64))
-def _cut(query_start_loc: Any, seq_lens: Any, order: Any, trees: Any, group: int, kv_heads: int, threads: int) -> Any:
-    """See `cut`."""
-    rows_per_item = max(1, MAX_VECTORS // group)
-    total_cost, most_tasks, most_merges = 0, 0, 0
-    for request in order:
-        rows = query_start_loc[request + 1] - query_start_loc[request]
-        blocks, chunks = (rows + rows_per_item - 1) // rows_per_item, (seq_lens[request] + CHUNK - 1) // CHUNK
-        total_cost += rows * chunks * kv_heads
-        most_tasks += blocks * chunks
-        most_merges += blocks
-    tasks = np.empty((most_tasks, TASK_WORDS), np.int64)
-    merges = np.empty((most_merges, MERGE_WORDS), np.int64)
-    num_tasks, num_merges, num_partials, most_rows = 0, 0, 0, 0
-    for request in order:
-        start, length = np.int64(query_start_loc[request]), np.int64(seq_lens[request])
-        rows = query_start_loc[request + 1] - start
-        context = length - rows
-        for first in range(0, rows, rows_per_item):
-            end = min(rows, first + rows_per_item)
-            chunks = (context + end + CHUNK - 1) // CHUNK
-            split = chunks > 1 and 2 * threads * (end - first) * chunks > total_cost
-            most_rows = max(most_rows, end - first)
-            for piece in range(chunks if split else 1):
-                of_chunk = (piece, piece + 1, num_partials + piece) if split else (0, chunks, -1)
-                values = (request, start, first, end, context, length, *of_chunk, trees[request], rows)
-                for i in range(TASK_WORDS):
-                    tasks[num_tasks, i] = values[i]
-                num_tasks += 1
-            if split:
-                for i, value in enumerate((start + first, end - first, num_partials, chunks)):
-                    merges[num_merges, i] = value
-                num_merges += 1
-                num_partials += chunks
-    return tasks[:num_tasks], merges[:num_merges], num_partials, most_rows * group
+KERNELS = Kernels("specdec_attention_cpu.cutting", "specdec_attention_cpu.kernels")
+"""Attention, and what cuts it into items."""
 
 
 class Cut(NamedTuple):
     """A step's attention cut into items."""
 
     tasks: np.ndarray
-    """int64 [tasks, TASK_WORDS], the words of `kernels.Task` in order; long contexts first."""
+    """int64 [tasks, TASK_WORDS], the words of `layout.Task` in order; long contexts first."""
     merges: np.ndarray
-    """int64 [merges, MERGE_WORDS], the words of `kernels.Merge` in order."""
+    """int64 [merges, MERGE_WORDS], the words of `layout.Merge` in order."""
     num_partials: int
     """Partial results that the merges read."""
     vectors: int
@@ -112,7 +43,14 @@ def cut(
         threads: how many threads will share the work.
     """
     order = np.argsort(-seq_lens, kind="stable")
-    return Cut(*_cut(query_start_loc, seq_lens, order, trees, group, kv_heads, threads))
+    sizes = np.empty(4, dtype=np.int64)
+    KERNELS.function("most_items")(query_start_loc, seq_lens, group, kv_heads, sizes)
+    tasks = np.empty((int(sizes[0]), TASK_WORDS), dtype=np.int64)
+    merges = np.empty((int(sizes[1]), MERGE_WORDS), dtype=np.int64)
+    numbers = (group, kv_heads, threads)
+    KERNELS.function("cut_items")(query_start_loc, seq_lens, order, trees, *numbers, sizes, tasks, merges)
+    num_tasks, num_merges, num_partials, vectors = sizes.tolist()
+    return Cut(tasks[:num_tasks], merges[:num_merges], num_partials, vectors)
 
 
 def ancestor_matrices(query_start_loc: np.ndarray, parents: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -129,6 +67,6 @@ def ancestor_matrices(query_start_loc: np.ndarray, parents: np.ndarray | None) -
     offsets = np.full(len(query_start_loc) - 1, -1, dtype=np.int64)
     if parents is None:
         return offsets, np.zeros(0, dtype=np.uint8)
-    matrices = np.zeros(_place_trees(query_start_loc, parents, offsets), dtype=np.uint8)
-    _fill_trees(query_start_loc, parents, offsets, matrices)
+    matrices = np.zeros(KERNELS.function("place_trees")(query_start_loc, parents, offsets), dtype=np.uint8)
+    KERNELS.function("fill_trees")(query_start_loc, parents, offsets, matrices)
     return offsets, matrices

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from specdec.cpu.layout import BFLOAT16, FLOAT32, LANES, PANEL
 from specdec.cpu.scratch import words
-from specdec.cpu.simd import BFLOAT16, FLOAT32, LANES
-from specdec.cpu.tiles import PANEL
-from specdec_attention_cpu.kernels import CHUNK, ROWS_BYTES, SCORE_STRIDE, Step
+from specdec_attention_cpu.layout import CHUNK, ROWS_BYTES, SCORE_STRIDE, Step
 from specdec_attention_cpu.planning import ancestor_matrices, cut
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from specdec.cpu.library import Kernels
 from specdec.sampling.noise import Purpose, uniforms
 from specdec.sampling.sampler import backend_of
 from specdec.verify import Verifier
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from specdec.sampling.backend import RowStatistics
     from specdec.sampling.batch import SamplingBatch
     from specdec.types import Draft, Rows, Verdict
+
+KERNELS = Kernels("specdec_verify_block.cpu")
+"""The rule on CPUs."""
 
 
 class BlockVerifier(Verifier):
@@ -55,9 +59,8 @@ class BlockVerifier(Verifier):
 def _verify_blocks(rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
     if rows.logits.device.type == "cpu":
         from specdec.sampling.cpu.calls import StepCall
-        from specdec_verify_block.cpu import block_region
 
-        return StepCall(rows, draft, sampling).run(block_region)
+        return StepCall(rows, draft, sampling).run(KERNELS.address("block_region"))
     return verify_by_parts(rows, draft, sampling)
 
 

@@ -16,10 +16,12 @@ from numba import njit
 
 from specdec.cpu.compile import region
 from specdec.cpu.simd import kernel, word
-from specdec.cpu.team import add_atomically, barrier, thread_count
+from specdec.cpu.threads import add_atomically, barrier, thread_count
+from specdec.sampling.codes import Purpose
 from specdec.sampling.cpu.accept import uniform_at
-from specdec.sampling.cpu.bits import BLOCK, as_float, float_bits, float_from_bits
-from specdec.sampling.cpu.memory import Job, float32s, float64s, int64s, next_item, range_of, row_address, uint16s
+from specdec.sampling.cpu.bits import as_float, float_bits, float_from_bits
+from specdec.sampling.cpu.job import BLOCK, Job
+from specdec.sampling.cpu.memory import float32s, float64s, int64s, next_item, range_of, row_address, uint16s
 from specdec.sampling.cpu.steps import (
     ACCEPTED,
     FIRST_STATE,
@@ -40,7 +42,6 @@ from specdec.sampling.cpu.steps import (
     weigh_range,
     winner_of,
 )
-from specdec.sampling.noise import Purpose
 
 _ACCEPT = np.uint32(Purpose.ACCEPT)
 _UNKNOWN, _FAILS, _PASSES = 0, 1, 2
@@ -71,7 +72,7 @@ def _power_of_two(x: Any) -> Any:
     return p * float_from_bits(np.int32((float_bits(shifted) + np.int32(127)) << np.int32(23)))
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(error_model="numpy", fastmath={"contract"})
 def _surplus(row: Any, per_bit: Any, largest: Any, weight: Any, drafted: Any, sums: Any) -> Any:
     """The sum of ``max(weight * 2**((logit - largest) * per_bit) - drafted, 0)``; terms in float32."""
     for i in range(BLOCK):

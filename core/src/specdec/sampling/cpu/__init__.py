@@ -1,5 +1,15 @@
-"""Fast paths for CPUs, compiled with numba.
+"""Fast paths for CPUs, on torch's threads or the calling one.
 
-Each module compiles (or reads from its cache) when first imported, so import them inside functions. They run on the
-calling thread: the cores belong to torch's thread pool, and numba's own pool would fight it.
+Kernel modules, which import numba (see `specdec.cpu.library`): `accept`, `bitmask`, `bits`, `choose`, `exponential`,
+`follow`, `keep`, `memory`, `penalize`, `rank`, `steps`, `truncate`, `weigh`.
 """
+
+from specdec.cpu.library import Kernels
+
+KERNELS = Kernels(
+    *(
+        f"specdec.sampling.cpu.{module}"
+        for module in ("accept", "bitmask", "choose", "follow", "keep", "penalize", "rank", "truncate", "weigh")
+    )
+)
+"""Draws, verification, and the stages of the logits pipeline."""

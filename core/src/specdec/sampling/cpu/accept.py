@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from specdec.cpu.compile import compiled
 from specdec.sampling.cpu.choose import philox
 
 _SHIFT = np.uint64(32)
@@ -36,11 +37,9 @@ def stays(
     return drafted > 0 and uniform * drafted <= target
 
 
-@njit(
+@compiled(
     "void(float64[::1], int64[::1], int64[::1], float64[::1], float32[::1], int64[::1], int64[::1], uint32, "
-    "float32[:,::1], int64[::1], boolean[::1])",
-    cache=True,
-    nogil=True,
+    "float32[:,::1], int64[::1], boolean[::1])"
 )
 def accept_tokens(
     logits: Any,

@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 
 from specdec.sampling.backend import RowStatistics, SamplingBackend
-from specdec.sampling.cpu import penalize, truncate  # noqa: F401
-from specdec.sampling.cpu.accept import accept_tokens
+from specdec.sampling.codes import Purpose
+from specdec.sampling.cpu import KERNELS
 from specdec.sampling.cpu.calls import RowsCall, StepCall, array
-from specdec.sampling.cpu.choose import choose_region
-from specdec.sampling.cpu.follow import match_region
-from specdec.sampling.cpu.keep import reject_region
-from specdec.sampling.cpu.memory import Job
-from specdec.sampling.cpu.weigh import normalize_region, recover_region
-from specdec.sampling.noise import Purpose
+from specdec.sampling.cpu.job import Job
 
 if TYPE_CHECKING:
     from specdec.sampling.batch import SamplingBatch
@@ -29,6 +24,9 @@ class CpuSampling(SamplingBackend):
 
     name = "cpu"
     priority = 10
+
+    def __init__(self) -> None:
+        KERNELS.load()
 
     def supports(self, device: str) -> list[str]:
         """Serves CPUs."""
@@ -45,13 +43,13 @@ class CpuSampling(SamplingBackend):
     ) -> Tensor:
         """See `SamplingBackend.draw`."""
         call = RowsCall(logits, rows, temperature, seeds, positions, purpose)
-        call.run(choose_region)
+        call.run(KERNELS.address("choose_region"))
         return torch.from_numpy(call.winners())
 
     def statistics(self, logits: Tensor, temperature: Tensor, rows: Tensor | None = None) -> RowStatistics:
         """See `SamplingBackend.statistics`."""
         call = RowsCall(logits, rows, temperature)
-        call.run(normalize_region)
+        call.run(KERNELS.address("normalize_region"))
         tokens = call.winners()
         return RowStatistics(
             log_normalizers=torch.from_numpy(call.log_normalizers(tokens)), tokens=torch.from_numpy(tokens)
@@ -78,7 +76,7 @@ class CpuSampling(SamplingBackend):
         is_token = (token_ids >= 0) & (token_ids < logits.shape[1])
         chosen = logits[rows, token_ids.where(is_token, 0)].double()
         accepted = np.empty(count, dtype=np.bool_)
-        accept_tokens(
+        KERNELS.function("accept_tokens")(
             chosen.numpy(),
             array(token_ids.where(is_token, -1), np.int64),
             array(statistics.tokens, np.int64),
@@ -86,7 +84,7 @@ class CpuSampling(SamplingBackend):
             array(temperature, np.float32),
             array(seeds, np.int64),
             array(positions, np.int64),
-            np.uint32(purpose),
+            int(purpose),
             probs,
             prob_rows,
             accepted,
@@ -122,7 +120,7 @@ class CpuSampling(SamplingBackend):
             call.set(Job.PROBS, probs)
             call.set(Job.PROB_ROWS, prob_rows[chosen.numpy()])
             call.set(Job.EXCLUDED, np.where(prob_rows < 0, array(rejected, np.int64), -1)[chosen.numpy()])
-            call.run(recover_region)
+            call.run(KERNELS.address("recover_region"))
             tokens[chosen] = torch.from_numpy(call.winners())
         plain = (tokens < 0).nonzero()[:, 0]
         if len(plain):
@@ -133,11 +131,11 @@ class CpuSampling(SamplingBackend):
 
     def match(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
         """See `SamplingBackend.match`."""
-        return StepCall(rows, draft, sampling).run(match_region)
+        return StepCall(rows, draft, sampling).run(KERNELS.address("match_region"))
 
     def reject(self, rows: Rows, draft: Draft, sampling: SamplingBatch) -> Verdict:
         """See `SamplingBackend.reject`."""
-        return StepCall(rows, draft, sampling).run(reject_region)
+        return StepCall(rows, draft, sampling).run(KERNELS.address("reject_region"))
 
 
 def _draft_laws(draft_probs: Tensor | None, draft_rows: Tensor | None, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from specdec.cpu.compile import compiled
 
 _FORBIDDEN = np.float32(-np.inf)
 
 
-@njit("void(float32[:,::1], int64[::1], int32[:,::1])", cache=True, nogil=True)
+@compiled("void(float32[:,::1], int64[::1], int32[:,::1])")
 def apply_bitmask(logits: Any, rows: Any, masks: Any) -> None:
     """Set forbidden tokens to -inf.
 

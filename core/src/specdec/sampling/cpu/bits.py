@@ -13,9 +13,6 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-BLOCK = 1024
-"""Tokens handled at a time, so that intermediate arrays stay in the first-level cache."""
-
 SIGN = np.int32(0x7FFFFFFF)
 INFINITY_BITS = np.int32(0x7F800000)
 LOWEST_KEY = np.int32(-0x7FFFFFFF - 1)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from specdec.cpu.scratch import words
 from specdec.cpu.team import Team
-from specdec.sampling.cpu.bits import BLOCK
-from specdec.sampling.cpu.memory import Job
-from specdec.sampling.outcome import NAN_LOGITS
+from specdec.sampling.codes import NAN_LOGITS
+from specdec.sampling.cpu.job import BLOCK, Job
 from specdec.types import Verdict
 
 if TYPE_CHECKING:
@@ -37,11 +36,11 @@ class _Teams(threading.local):
 _teams = _Teams()
 
 
-def _run(region: Any, block: ctypes.Array[ctypes.c_int64], num_logits: int) -> None:
-    """Run a region on this Python thread's team."""
+def _run(region: int, block: ctypes.Array[ctypes.c_int64], num_logits: int) -> None:
+    """Run the region at an address on this Python thread's team."""
     team = _teams.team
     block[Job.TEAM] = team.address
-    team.run(region.address, ctypes.addressof(block), long=num_logits >= _LONG_TOKENS)
+    team.run(region, ctypes.addressof(block), long=num_logits >= _LONG_TOKENS)
 
 
 def _num_parts(rows: int, vocab: int) -> int:
@@ -108,8 +107,8 @@ class RowsCall:
         self._keep.append(values)
         self._block[name] = values.ctypes.data
 
-    def run(self, region: Any) -> None:
-        """Run the region, once."""
+    def run(self, region: int) -> None:
+        """Run the region at this address, once."""
         _run(region, self._block, self._size)
 
     def winners(self) -> np.ndarray:
@@ -193,8 +192,8 @@ class StepCall:
         addresses = {name: tensor.data_ptr() for name, tensor in self._tensors.items() if tensor is not None}
         self._block = words(Job, numbers | addresses)
 
-    def run(self, region: Any) -> Verdict:
-        """Run the region, once."""
+    def run(self, region: int) -> Verdict:
+        """Run the region at this address, once."""
         _run(region, self._block, self._size)
         return Verdict(token_ids=self._out, num_tokens=self._num_tokens, accepted_nodes=self._path)
 

@@ -21,8 +21,8 @@ from numba import njit
 
 from specdec.cpu.compile import region
 from specdec.cpu.simd import word
+from specdec.sampling.codes import NAN_LOGITS, NO_TOKEN_LEFT
 from specdec.sampling.cpu.bits import (
-    BLOCK,
     INFINITY_BITS,
     LOWEST_KEY,
     as_float,
@@ -30,8 +30,8 @@ from specdec.sampling.cpu.bits import (
     magnitude_bits,
     order_key,
 )
-from specdec.sampling.cpu.memory import Job, float32s, float64s, int64s, next_item, range_of, row_address, uint16s
-from specdec.sampling.outcome import NAN_LOGITS, NO_TOKEN_LEFT
+from specdec.sampling.cpu.job import BLOCK, Job
+from specdec.sampling.cpu.memory import float32s, float64s, int64s, next_item, range_of, row_address, uint16s
 
 _MULTIPLIER_0 = np.uint64(0xD2511F53)
 _MULTIPLIER_1 = np.uint64(0xCD9E8D57)

@@ -69,7 +69,7 @@ def exp(x: Any) -> Any:
     return p * double_from_bits((double_bits(shifted) + np.int64(1023)) << np.int64(52))
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def total_of(values: Any) -> Any:
     """The sum, in whatever order is fast."""
     total = 0.0

@@ -8,9 +8,10 @@ import numpy as np
 
 from specdec.cpu.compile import region
 from specdec.cpu.simd import kernel, word
-from specdec.cpu.team import add_atomically, thread_count
-from specdec.sampling.cpu.bits import BLOCK
-from specdec.sampling.cpu.memory import Job, float64s, int32s, int64s, next_item, range_of
+from specdec.cpu.threads import add_atomically, thread_count
+from specdec.sampling.codes import PLACEHOLDER_TOKEN_ID, Purpose
+from specdec.sampling.cpu.job import BLOCK, Job
+from specdec.sampling.cpu.memory import float64s, int32s, int64s, next_item, range_of
 from specdec.sampling.cpu.steps import (
     FIRST_STATE,
     LEFT_OUT,
@@ -23,8 +24,6 @@ from specdec.sampling.cpu.steps import (
     run_of,
     winner,
 )
-from specdec.sampling.noise import Purpose
-from specdec.types import PLACEHOLDER_TOKEN_ID
 
 _SAMPLE = np.uint32(Purpose.SAMPLE)
 _SAMPLED = FIRST_STATE

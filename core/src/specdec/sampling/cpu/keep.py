@@ -6,9 +6,9 @@ import numpy as np
 
 from specdec.cpu.compile import region
 from specdec.cpu.simd import word
-from specdec.cpu.team import add_atomically, barrier, thread_count
-from specdec.sampling.cpu.bits import BLOCK
-from specdec.sampling.cpu.memory import Job, int64s, next_item
+from specdec.cpu.threads import add_atomically, barrier, thread_count
+from specdec.sampling.cpu.job import BLOCK, Job
+from specdec.sampling.cpu.memory import int64s, next_item
 from specdec.sampling.cpu.steps import (
     ACCEPTED,
     REJECTED,

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from specdec.cpu.compile import compiled
+
 _ZERO = np.float32(0)
 _SPAN = 32
 """Tokens whose states are looked at together: most have not been said, and stay as they are."""
@@ -34,11 +36,9 @@ def _penalize_said(row: Any, states: Any, repetition: Any, presence: Any, freque
                     row[start + i] = _penalized(row[start + i], span[i], repetition, presence, frequency)
 
 
-@njit(
+@compiled(
     "void(float32[:,::1], int64[::1], int64[::1], int64[::1], int32[:,::1], int64[:,::1], float32[::1], float32[::1], "
-    "float32[::1])",
-    cache=True,
-    nogil=True,
+    "float32[::1])"
 )
 def penalize_rows(
     logits: Any,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from specdec.cpu.compile import compiled
 from specdec.sampling.cpu.bits import LOWEST_KEY, order_key
 
 _SPAN = 64
@@ -26,9 +27,9 @@ def token_of(key: Any) -> Any:
 
 
 @njit(inline="always")
-def _sift_down(heap: Any, size: Any, key: Any) -> None:
-    """Put ``key`` at the root of a min-heap and let it sink to its place."""
-    i = 0
+def sift_down(heap: Any, at: Any, size: Any, key: Any) -> None:
+    """Let ``key`` sink from place ``at`` of a min-heap, whose content there is lost, to its place."""
+    i = at
     while True:
         child = 2 * i + 1
         if child >= size:
@@ -42,7 +43,7 @@ def _sift_down(heap: Any, size: Any, key: Any) -> None:
     heap[i] = key
 
 
-@njit(nogil=True, cache=True)
+@njit
 def best_keys(row: Any, count: Any) -> Any:
     """The rank keys of the ``count`` first tokens, first one first."""
     heap = np.full(count, np.int64(-0x7FFFFFFFFFFFFFFF), dtype=np.int64)
@@ -57,12 +58,15 @@ def best_keys(row: Any, count: Any) -> Any:
         for i in range(span.shape[0]):
             key = rank_key(span[i], start + i)
             if key > heap[0]:
-                _sift_down(heap, count, key)
-    heap.sort()
-    return heap[::-1]
+                sift_down(heap, 0, count, key)
+    for size in range(count - 1, 0, -1):
+        smallest, last = heap[0], heap[size]
+        sift_down(heap, 0, size, last)
+        heap[size] = smallest
+    return heap
 
 
-@njit("void(float32[:,::1], int64[:,::1])", cache=True, nogil=True)
+@compiled("void(float32[:,::1], int64[:,::1])")
 def first_tokens(logits: Any, out: Any) -> None:
     """Write the first ``out.shape[1]`` tokens of each row of ``logits`` [R, V] into ``out`` [R, n]."""
     for r in range(logits.shape[0]):

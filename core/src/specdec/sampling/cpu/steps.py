@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 
 from specdec.cpu.simd import kernel, word
-from specdec.cpu.team import add_atomically
+from specdec.cpu.threads import add_atomically
+from specdec.sampling.codes import NAN_LOGITS, PLACEHOLDER_TOKEN_ID, Purpose
 from specdec.sampling.cpu.accept import stays
 from specdec.sampling.cpu.bits import as_float
 from specdec.sampling.cpu.choose import choose
-from specdec.sampling.cpu.memory import Job, float32s, float64s, int32s, int64s, range_of, row_address, uint16s
+from specdec.sampling.cpu.job import Job
+from specdec.sampling.cpu.memory import float32s, float64s, int32s, int64s, range_of, row_address, uint16s
 from specdec.sampling.cpu.weigh import NO_WEIGHT, log_normalizer, normalize, residual_race
-from specdec.sampling.noise import Purpose
-from specdec.sampling.outcome import NAN_LOGITS
-from specdec.types import PLACEHOLDER_TOKEN_ID
 
 OPEN = 0
 """State of a row of which nothing is known yet."""

@@ -5,8 +5,8 @@ Every row ends with a cutoff ``(logit, token id)``: what ranks behind it is drop
 * top-k keeps a heap of the k best (logit, id) keys; a span of tokens whose largest logit is not above the heap's worst
   is passed over.
 * top-p without top-k takes two passes: the total mass, then a histogram (mass by distance from the largest logit, 64
-  buckets per nat) of the tokens that could be inside; only the bucket in which the mass is reached is sorted. Tokens so
-  unlikely that all of them together weigh less than ``1 - top_p`` are left out from the start.
+  buckets per nat) of the tokens that could be inside; only the bucket in which the mass is reached is put in order.
+  Tokens so unlikely that all of them together weigh less than ``1 - top_p`` are left out from the start.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from specdec.cpu.compile import compiled
 from specdec.sampling.cpu.bits import (
-    BLOCK,
     INFINITY_BITS,
     LOWEST_KEY,
     float_from_bits,
@@ -26,8 +26,8 @@ from specdec.sampling.cpu.bits import (
     order_key,
 )
 from specdec.sampling.cpu.exponential import LOWEST_EXPONENT, exp, total_of
-from specdec.sampling.cpu.rank import best_keys, rank_key, token_of
-from specdec.sampling.truncation import MASS_MARGIN
+from specdec.sampling.cpu.job import BLOCK
+from specdec.sampling.cpu.rank import best_keys, rank_key, sift_down, token_of
 
 _SPAN = 64
 _BUCKETS = 2048
@@ -58,7 +58,7 @@ def _mass_of(row: Any, token: Any, largest: Any, temperature: Any) -> Any:
 
 
 @njit(inline="always")
-def _end_of_ranked(row: Any, keys: Any, largest: Any, temperature: Any, top_p: Any, lowest: Any) -> Any:
+def _end_of_ranked(row: Any, keys: Any, largest: Any, temperature: Any, top_p: Any, margin: Any, lowest: Any) -> Any:
     """The last of the ranked ``keys`` that min-p and top-p keep."""
     size = 0
     total = 0.0
@@ -69,13 +69,13 @@ def _end_of_ranked(row: Any, keys: Any, largest: Any, temperature: Any, top_p: A
         return keys[size - 1]
     before = _mass_of(row, token_of(keys[0]), largest, temperature)
     rank = 1
-    while rank < size and before < (top_p - MASS_MARGIN) * total:
+    while rank < size and before < (top_p - margin) * total:
         before += _mass_of(row, token_of(keys[rank]), largest, temperature)
         rank += 1
     return keys[rank - 1]
 
 
-@njit(nogil=True, cache=True, fastmath={"contract"})
+@njit(fastmath={"contract"})
 def _masses(row: Any, largest: Any, temperature: Any, lowest: Any, mass: Any) -> Any:
     """Write exp(distance) of each token, 0 where the logit is below ``lowest`` or too far off, and return the sum."""
     lowest = max(lowest, np.float32(largest + LOWEST_EXPONENT * temperature))
@@ -97,7 +97,7 @@ def _masses(row: Any, largest: Any, temperature: Any, lowest: Any, mass: Any) ->
     return total
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _tokens_with(mass: Any, least: Any, tokens: Any) -> Any:
     """Write the tokens of at least this mass, in order, and return how many there are."""
     count = 0
@@ -119,14 +119,16 @@ def _bucket(logit: Any, largest: Any, buckets_per_logit: Any) -> Any:
     return min(np.int64((largest - np.float64(logit)) * buckets_per_logit), _BUCKETS - 1)
 
 
-@njit(nogil=True, cache=True)
-def _end_of_nucleus(row: Any, largest: Any, temperature: Any, top_p: Any, lowest: Any, mass: Any, tokens: Any) -> Any:
+@njit
+def _end_of_nucleus(
+    row: Any, largest: Any, temperature: Any, top_p: Any, margin: Any, lowest: Any, mass: Any, tokens: Any
+) -> Any:
     """The rank key of the last token that top-p keeps, among logits of at least ``lowest``.
 
     ``mass`` float64 [V] and ``tokens`` int64 [V + 1] are room to work in.
     """
     total = _masses(row, largest, temperature, lowest, mass)
-    wanted = (top_p - MASS_MARGIN) * total
+    wanted = (top_p - margin) * total
     # What is lighter than this weighs less than 1 - top_p all together, so the end comes before it.
     least = (1.0 - top_p) * total / row.shape[0]
     candidates = tokens[: _tokens_with(mass, least, tokens)]
@@ -140,18 +142,19 @@ def _end_of_nucleus(row: Any, largest: Any, temperature: Any, top_p: Any, lowest
         before += histogram[end]
         end += 1
     count = 0
+    # A heap of the bucket's keys, the best first: negated, because the smallest is on top.
     keys = np.empty(candidates.shape[0], dtype=np.int64)
     for v in candidates:
-        keys[count] = rank_key(row[v], v)
+        keys[count] = -rank_key(row[v], v)
         count += _bucket(row[v], largest, buckets_per_logit) == end
-    keys = keys[:count]
-    keys.sort()
-    rank = count - 1
-    before += mass[token_of(keys[rank])]
-    while rank > 0 and before < wanted:
-        rank -= 1
-        before += mass[token_of(keys[rank])]
-    return keys[rank]
+    for i in range(count // 2 - 1, -1, -1):
+        sift_down(keys, i, count, keys[i])
+    before += mass[token_of(-keys[0])]
+    while count > 1 and before < wanted:
+        count -= 1
+        sift_down(keys, 0, count, keys[count])
+        before += mass[token_of(-keys[0])]
+    return -keys[0]
 
 
 @njit(inline="always")
@@ -162,9 +165,9 @@ def _lowest_logit(largest: Any, temperature: Any, log_min_p: Any) -> Any:
     lowest = np.float32(largest + log_min_p * temperature)
     # Rounding may have put it a few float32 steps to either side of the limit.
     while (np.float64(lowest) - largest) / temperature >= log_min_p:
-        lowest = np.nextafter(lowest, np.float32(-np.inf))
+        lowest = np.float32(_value_of(order_key(lowest) - 1))
     while (np.float64(lowest) - largest) / temperature < log_min_p:
-        lowest = np.nextafter(lowest, np.float32(np.inf))
+        lowest = np.float32(_value_of(order_key(lowest) + 1))
     return lowest
 
 
@@ -185,13 +188,9 @@ def _drop_below(row: Any, lowest: Any) -> None:
         row[v] = row[v] if row[v] >= lowest else np.float32(-np.inf)
 
 
-@njit(
-    "void(float32[:,::1], int64[::1], int64[::1], float32[::1], int64[::1], float64[::1], float64[::1])",
-    cache=True,
-    nogil=True,
-)
+@compiled("void(float32[:,::1], int64[::1], int64[::1], float32[::1], int64[::1], float64[::1], float64[::1], float64)")
 def truncate_rows(
-    logits: Any, rows: Any, request_index: Any, temperatures: Any, top_k: Any, top_p: Any, log_min_p: Any
+    logits: Any, rows: Any, request_index: Any, temperatures: Any, top_k: Any, top_p: Any, log_min_p: Any, margin: Any
 ) -> None:
     """Change the given rows in place.
 
@@ -203,6 +202,7 @@ def truncate_rows(
         top_k: [B]; 0 is off.
         top_p: [B]; 1 is off.
         log_min_p: [B]; -inf is off.
+        margin: `specdec.sampling.truncation.MASS_MARGIN`.
     """
     mass = np.empty(logits.shape[1], dtype=np.float64)
     tokens = np.empty(logits.shape[1] + 1, dtype=np.int64)
@@ -217,8 +217,8 @@ def truncate_rows(
         lowest = _lowest_logit(largest, temperature, log_min_p[request])
         if 0 < top_k[request] < row.shape[0]:
             keys = best_keys(row, top_k[request])
-            _drop_after(row, _end_of_ranked(row, keys, largest, temperature, top_p[request], lowest))
+            _drop_after(row, _end_of_ranked(row, keys, largest, temperature, top_p[request], margin, lowest))
         elif top_p[request] < 1:
-            _drop_after(row, _end_of_nucleus(row, largest, temperature, top_p[request], lowest, mass, tokens))
+            _drop_after(row, _end_of_nucleus(row, largest, temperature, top_p[request], margin, lowest, mass, tokens))
         else:
             _drop_below(row, lowest)

@@ -15,8 +15,8 @@ from numba import njit
 
 from specdec.cpu.compile import region
 from specdec.cpu.simd import word
+from specdec.sampling.codes import NAN_LOGITS, NO_TOKEN_LEFT
 from specdec.sampling.cpu.bits import (
-    BLOCK,
     INFINITY_BITS,
     LOWEST_KEY,
     as_float,
@@ -26,8 +26,8 @@ from specdec.sampling.cpu.bits import (
 )
 from specdec.sampling.cpu.choose import fill_words
 from specdec.sampling.cpu.exponential import LOWEST_EXPONENT, exp32
-from specdec.sampling.cpu.memory import Job, float32s, float64s, int64s, next_item, range_of, row_address, uint16s
-from specdec.sampling.outcome import NAN_LOGITS, NO_TOKEN_LEFT
+from specdec.sampling.cpu.job import BLOCK, Job
+from specdec.sampling.cpu.memory import float32s, float64s, int64s, next_item, range_of, row_address, uint16s
 
 NO_WEIGHT = -1
 """In place of a token where no weight is above 0."""
@@ -64,7 +64,7 @@ def _first_with(block: Any, key: Any) -> Any:
     return 0
 
 
-@njit(nogil=True, cache=True, fastmath={"contract"})
+@njit(fastmath={"contract"})
 def _write_masses(block: Any, largest: Any, per_nat: Any, out: Any) -> None:
     """Write exp((logit - largest) * per_nat) of each token of a block, 0 for those without mass to speak of."""
     for i in range(block.shape[0]):
@@ -73,7 +73,7 @@ def _write_masses(block: Any, largest: Any, per_nat: Any, out: Any) -> None:
         out[i] = term if distance >= _LOWEST else _ZERO
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def _sum(values: Any, size: Any) -> Any:
     total = 0.0
     for i in range(size):
@@ -148,7 +148,7 @@ def normalize_region(block: int) -> None:
         item = next_item(block)
 
 
-@njit(nogil=True, cache=True, fastmath={"contract"})
+@njit(fastmath={"contract"})
 def _bound_probabilities(block: Any, largest: Any, per_nat: Any, log_sum: Any, bounds: Any) -> None:
     """Write upper bounds of the probabilities of a block."""
     for i in range(block.shape[0]):
@@ -156,13 +156,13 @@ def _bound_probabilities(block: Any, largest: Any, per_nat: Any, log_sum: Any, b
         bounds[i] = exp32(min(max(log, _LOWEST), _ONE)) * _ABOVE + _TINY
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _subtract(bounds: Any, probs: Any, share: Any) -> None:
     for i in range(probs.shape[0]):
         bounds[i] -= probs[i] * share
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _count_alive(bounds: Any, words: Any, size: Any, best: Any) -> Any:
     """How many tokens may win: w > best * u. Leaves bound - best * u in ``bounds``."""
     factor = np.float32(best * (_UNIFORM * 0.999999))

@@ -144,6 +144,8 @@ def test_the_list_of_commands_names_it_as_it_is_typed(capsys):
     shown = capsys.readouterr().out
     assert "    bench serve " in shown
     assert "bench.serve" not in shown
+    assert main(["bench", "serve", "--nosuch"]) == 2
+    assert capsys.readouterr().err == "error: unknown option '--nosuch'. See: specdec bench serve --help\n"
 
 
 def test_sigterm_finishes_what_runs_and_refuses_what_is_new(settings):

@@ -112,6 +112,14 @@ def add_command(
         usage: the first line of the help, for commands with too many options to list there.
     """
     epilog = f"examples:\n{examples.rstrip()}" if examples else None
-    parser: Parser = commands.add_parser(name, help=summary, description=description, epilog=epilog, usage=usage)
-    commands._get_subactions()[-1].metavar = name.replace(".", " ")  # how a command of two words is listed
+    typed = name.replace(".", " ")
+    parser: Parser = commands.add_parser(
+        name,
+        prog=f"{commands._prog_prefix} {typed}",
+        help=summary,
+        description=description,
+        epilog=epilog,
+        usage=usage,
+    )
+    commands._get_subactions()[-1].metavar = typed
     return parser

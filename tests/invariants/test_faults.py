@@ -74,13 +74,11 @@ def test_a_slow_proposer_is_switched_off(start: Start, baseline: Baseline, runs:
     assert not unlimited.stats().speculation_disabled
 
 
-@pytest.mark.parametrize("runs_a_model", [True, False])
-def test_a_proposer_that_runs_a_model_may_take_as_long_as_the_target(
-    start: Start, runs: Runs, runs_a_model: bool
-) -> None:
+@pytest.mark.parametrize("needs", [Needs(every_step=True), Needs(hidden_states=True), Needs()])
+def test_a_proposer_that_runs_a_model_may_take_as_long_as_the_target(start: Start, runs: Runs, needs: Needs) -> None:
     """On a slow machine both are slow; a lookup has no reason to be."""
     inner = oracle(runs)
-    inner.needs = Needs(every_step=runs_a_model)
+    inner.needs = needs
     engine = start(SlowProposer(inner, 0.02), proposer_time_budget=0.01)
     target = engine._engine.core.parts.target
     forward = target.forward
@@ -91,7 +89,7 @@ def test_a_proposer_that_runs_a_model_may_take_as_long_as_the_target(
 
     target.forward = slow_forward  # type: ignore[method-assign]
     engine.generate(PROMPTS[:2], GREEDY, use_tqdm=False)
-    assert engine.stats().speculation_disabled is not runs_a_model
+    assert engine.stats().speculation_disabled is (needs == Needs())
 
 
 def test_start_and_finish_may_fail_too(start: Start, baseline: Baseline, runs: Runs) -> None:

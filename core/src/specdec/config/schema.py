@@ -151,8 +151,8 @@ class EngineConfig:
     max_proposer_faults: int = field(default=3, validator=check.integer(1))
     """Speculation is switched off after this many faulty proposals in a row."""
     proposer_time_budget: float = field(default=1.0, validator=check.number(0))
-    """Seconds a proposal may take before it counts as a fault; 0 means no limit. Methods that run a model over every
-    step get as long as the target takes on top: a step's time for each draft token, and one for the text."""
+    """Seconds a proposal may take before it counts as a fault; 0 means no limit. Methods that run a model of
+    their own get as long as the target takes on top: a step's time for each draft token, and one for the text."""
     cache_dir: str | None = field(default=None, validator=optional(check.text()))
     """Where converted checkpoints are kept; the user's cache directory when not set."""
     stat_loggers: tuple[str, ...] = field(default=("logging",), converter=check.as_tuple, validator=check.names())

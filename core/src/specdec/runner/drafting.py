@@ -198,11 +198,14 @@ class Drafting:
     def _check_time(self, seconds: float, longest: int) -> None:
         """Refuse a draft that took too long.
 
-        A proposer that follows every step runs a model of its own. It is not too slow while it takes no longer than the
-        target would: a step for each draft token and one for the text it has to run over first. What is measured
-        against the budget is the time beyond that, so that a slow or busy machine is no fault of the proposer's.
+        A proposer that follows every step or reads the target's states runs a model of its own. It is not too slow
+        while it takes no longer than the target would: a step for each draft token and one for the text it has to run
+        over first. What is measured against the budget is the time beyond that, so that a slow or busy machine is no
+        fault of the proposer's.
         """
-        own = (1 + longest) * self._step_seconds if self.proposer.needs.every_step else 0.0
+        needs = self.proposer.needs
+        runs_a_model = needs.every_step or needs.hidden_states or bool(needs.aux_layers)
+        own = (1 + longest) * self._step_seconds if runs_a_model else 0.0
         if self._time_budget and seconds > self._time_budget + own:
             raise ProposerError(
                 f"propose() took {seconds:.3f} s; proposer_time_budget is {self._time_budget:g} s"

@@ -107,7 +107,8 @@ def serving(model: Path, proposer: Proposer) -> Iterator[tuple[str, AsyncLLM]]:
         stat_loggers=("prometheus",),
     )
     listening = listen(config)
-    server = Server(Service(llm, config))
+    service = Service(llm, config)
+    server = Server(service)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
     thread.start()
     while not server.started:
@@ -119,6 +120,8 @@ def serving(model: Path, proposer: Proposer) -> Iterator[tuple[str, AsyncLLM]]:
         thread.join(30)
         listening.close()
         llm.close()
+        # FastAPI keeps the endpoints of applications that are gone in a cache, and they know their service.
+        del service.llm
 
 
 class Soak:

@@ -73,7 +73,8 @@ def draw_diagnosis(result: dict[str, Any], path: Path, title: str) -> None:
         rows = [int(number) for number in times["relative"]]
         cost.plot(rows, list(times["relative"].values()), "o-", label=f"batch {times['batch_size']}")
     cost.set(xlabel="rows per request (1 + draft tokens)", ylabel="step time / plain step", title="cost of verifying")
-    cost.set_ylim(bottom=0)
+    highest = max(value for times in result["step_times"] for value in times["relative"].values())
+    cost.set_ylim(0, 1.1 * highest)
     cost.legend()
     batch_size = str(result["step_times"][0]["batch_size"])
     for method in result["methods"]:
@@ -87,6 +88,8 @@ def draw_diagnosis(result: dict[str, Any], path: Path, title: str) -> None:
     gain.set(xlabel="draft tokens (k)", ylabel="speed / plain decoding", title=f"predicted, batch {batch_size}")
     if gain.lines[1:]:
         gain.legend()
+    for axes in (cost, gain):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(title)
     figure.savefig(path, dpi=150)
     plt.close(figure)

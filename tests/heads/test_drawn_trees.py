@@ -62,7 +62,7 @@ def texts(start: Start, small: str, head: Path, method: str, count: int) -> tupl
 @pytest.mark.parametrize("method", [*METHODS[:1], *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS[1:])])
 def test_the_text_has_the_targets_law(start: Start, small: str, law: Tensor, tmp_path: Path, method: str) -> None:
     head = tiny_head(method, small, tmp_path / "head")
-    found, stats = texts(start, small, head, method, 1000)
+    found, stats = texts(start, small, head, method, 2500)
     assert deviations(found, law) == []
     assert stats.num_accepted_tokens > 0
 
@@ -80,5 +80,5 @@ def test_laws_that_are_reported_wrongly_are_found(
         return tokens, laws[:, :1].expand_as(laws)
 
     monkeypatch.setattr(DraftSampler, "choose_children", alone)
-    found, _ = texts(start, small, tiny_head(METHODS[0], small, tmp_path / "head"), METHODS[0], 1000)
+    found, _ = texts(start, small, tiny_head(METHODS[0], small, tmp_path / "head"), METHODS[0], 2500)
     assert deviations(found, law) != []

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from specdec.sampling.cpu.backend import CpuSampling
 from specdec.sampling.cpu import KERNELS
+from specdec.sampling.cpu.backend import CpuSampling
 from specdec.sampling.cpu.calls import StepCall
 from specdec.sampling.cpu.steps import LEFT_OUT
 from specdec.sampling.torch_backend import TorchSampling

@@ -123,7 +123,10 @@ def test_missing_and_surplus_tensors(path, caplog):
 
 def test_other_shapes_than_the_configuration_says(path):
     edit_config(path, intermediate_size=100)
-    wrong = r"6 tensors have another shape than config.json says: model.layers.0.mlp.down_proj.weight \[64, 96\] instead of"
+    wrong = (
+        r"6 tensors have another shape than config.json says: "
+        r"model.layers.0.mlp.down_proj.weight \[64, 96\] instead of"
+    )
     with pytest.raises(ModelLoadError, match=wrong):
         load(path)
 

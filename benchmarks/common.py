@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import signal
@@ -23,6 +24,11 @@ class PeerError(Exception):
     """An engine under test failed."""
 
 
+def _leave(_number: int, _frame: object) -> None:
+    """End in an orderly way, so that no stopped engine stays behind."""
+    sys.exit(128 + signal.SIGTERM)
+
+
 class PeerProcess:
     """An engine in a process of its own; see `peers/protocol.py`.
 
@@ -41,6 +47,8 @@ class PeerProcess:
             env={**os.environ, **(environ or {})},
             start_new_session=True,
         )
+        atexit.register(self._signal, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, _leave)
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         """Send a request and wait for the answer.
@@ -75,6 +83,7 @@ class PeerProcess:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
+        atexit.unregister(self._signal)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from specdec.attention.interface import KVCache, LayerKV
+from specdec.cpu.pages import untouched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +32,7 @@ def allocate_kv_cache(
     def zeros(*shape: int) -> Tensor:
         if device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
-        # numpy's zeros come from calloc, which hands out untouched pages; torch's are written.
-        raw = np.zeros(shape, dtype=np.int32 if dtype.itemsize == 4 else np.int16)
-        return torch.from_numpy(raw).view(dtype)
+        return untouched(shape, dtype)
 
     made = tuple(
         LayerKV(

@@ -31,6 +31,7 @@ from specdec.cpu.layout import (
     Gather,
     Product,
 )
+from specdec.cpu.pages import zeros
 from specdec.cpu.scratch import reserve, words
 from specdec.cpu.team import KERNELS, Team
 from specdec.target.kit import bias_or_zeros
@@ -74,7 +75,7 @@ class PackedWeight:
         self.dtype = rows.dtype
         self.num_panels = -(-self.out_features // PANEL)
         as_words = rows.detach().contiguous().view(torch.int32)
-        panels = as_words.new_zeros(self.num_panels, as_words.shape[1], PANEL)
+        panels = zeros((self.num_panels, as_words.shape[1], PANEL), torch.int32)
         whole = self.out_features // PANEL
         panels[:whole] = as_words[: whole * PANEL].view(whole, PANEL, as_words.shape[1]).transpose(1, 2)
         if whole < self.num_panels:

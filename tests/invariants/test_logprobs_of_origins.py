@@ -122,7 +122,7 @@ def test_each_piece_of_a_stream_brings_its_own(model: str, runs: Runs, start: St
         "kv_cache_memory": "4MiB",
         "stat_loggers": (),
         "proposer": TreeOracle(oracle) if shape == "tree" else oracle,
-        "speculative_config": {"num_speculative_tokens": 4},
+        "speculative_config": {"num_speculative_tokens": 4, "speculation": "always"},
     }
 
     async def main() -> None:

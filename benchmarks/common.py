@@ -105,6 +105,17 @@ def read_conversations(name: str, count: int, *, spread: bool = False) -> list[l
     return [[{"role": "user", "content": json.loads(line)["turns"][0]}] for line in lines[:count]]
 
 
+def _without_places(value: Any) -> Any:
+    """The same with only the name of each absolute path: where things lay says nothing to the next reader."""
+    if isinstance(value, dict):
+        return {key: _without_places(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_places(inner) for inner in value]
+    if isinstance(value, Path) or (isinstance(value, str) and "\n" not in value and Path(value).is_absolute()):
+        return Path(value).name
+    return value
+
+
 def write_result(name: str, result: dict[str, Any], out: str | None) -> Path:
     """Write a result with the machine and the time; into `results/` unless told where."""
     from specdec.cli.machine import describe_machine
@@ -113,10 +124,11 @@ def write_result(name: str, result: dict[str, Any], out: str | None) -> Path:
     whole = {
         "benchmark": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": [Path(part).name if Path(part).is_absolute() else part for part in sys.argv],
+        "command": sys.argv,
         "machine": describe_machine(),
         **result,
     }
+    whole = _without_places(whole)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path}")

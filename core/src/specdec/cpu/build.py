@@ -6,8 +6,8 @@ Usually a process of its own, so that numba and LLVM (over 100 MB) never get int
 
 Each `specdec.cpu.compile.Entry` of the module becomes a function of the C calling convention. Numbers are passed as
 they are, an array as its address and its sizes; numba's own wrapper would report errors through Python. Code is
-generated from the modules that numba has optimised for this processor, position-independent, with everything but the entries
-hidden.
+generated from the modules that numba has optimised for this processor, position-independent, with everything but
+the entries hidden.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from specdec.cpu.features import WHOLE_ROWS
 from specdec.cpu.layout import ADD, BFLOAT16, FLOAT32, LANES, LINEAR_WORDS, NORM_WORDS, PANEL, SILU, STORE
 from specdec.cpu.simd import (
     broadcast,
@@ -121,7 +122,7 @@ def project(
             row = start + share(end - start, t, tiles)
             count = start + share(end - start, t + 1, tiles) - row
             ahead, ahead_step = weights + AHEAD_BYTES, panel_bytes // pairs
-            if tiles > 1:
+            if tiles > 1 or count > WHOLE_ROWS:
                 ahead, ahead_step = weights + panel_bytes + t * panel_bytes // tiles, ahead_step // tiles
             source = left + row * left_stride
             tile(team, kind, count, source, left_stride, weights, pairs, products, 4 * PANEL, ahead, ahead_step)

@@ -18,5 +18,8 @@ def _has(feature: str) -> bool:
 WIDE_VECTORS = _has("avx512f")
 """512-bit registers, 32 of them; otherwise 16 registers of 256 bits (or less) are assumed."""
 
-MAX_ROWS = MOST_TILE_ROWS if WIDE_VECTORS else 3
-"""Rows of a tile: with 32 columns they must fit the registers with room for the operands."""
+MAX_ROWS = MOST_TILE_ROWS if WIDE_VECTORS else 6
+"""Rows of a tile: their sums must fit the registers with room for the operands."""
+
+WHOLE_ROWS = MAX_ROWS if WIDE_VECTORS else 2
+"""Rows of a tile whose sums for all 32 columns fit; more rows take the panel's columns half by half."""

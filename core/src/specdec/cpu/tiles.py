@@ -13,6 +13,7 @@ it does not depend on how many rows are computed together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -20,7 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from specdec.cpu.compile import native
-from specdec.cpu.features import MAX_ROWS
+from specdec.cpu.features import MAX_ROWS, WHOLE_ROWS
 from specdec.cpu.layout import BFLOAT16, LANES, PANEL, TEAM_TILE_ENTRY
 from specdec.cpu.simd import F32, I32, I64, POINTER, V16F, V16I, at, function, get_int64, kernel, splat
 
@@ -36,15 +37,15 @@ def _offset(builder: Any, address: Any, *terms: Any) -> Any:
     return address
 
 
-def _weights(builder: Any, kind: int, row_pair: Any) -> list[list[Any]]:
-    """Both rows of a pair as float32 vectors: [2][vectors]."""
+def _weights(builder: Any, kind: int, row_pair: Any, vectors: Sequence[int]) -> list[list[Any]]:
+    """Some of the vectors of both rows of a pair as float32: [2][vectors]."""
 
     def read(offset: int, vector: Any) -> Any:
         return builder.load(at(builder, _offset(builder, row_pair, offset)), align=64, typ=vector)
 
     if kind != BFLOAT16:
-        return [[read(4 * (PANEL * half + LANES * v), V16F) for v in range(_VECTORS)] for half in range(2)]
-    words = [read(4 * LANES * v, V16I) for v in range(_VECTORS)]
+        return [[read(4 * (PANEL * half + LANES * v), V16F) for v in vectors] for half in range(2)]
+    words = [read(4 * LANES * v, V16I) for v in vectors]
     first = [builder.shl(word, ir.Constant(V16I, [16] * LANES)) for word in words]
     second = [builder.and_(word, ir.Constant(V16I, [0xFFFF0000] * LANES)) for word in words]
     return [[builder.bitcast(word, V16F) for word in half] for half in (first, second)]
@@ -57,6 +58,19 @@ def _prefetch(builder: Any, address: Any, num_bytes: int) -> None:
 
 
 def _generate(builder: Any, kind: int, num_rows: int, args: Any) -> None:
+    """All columns in one pass over the panel, or one vector of them at a time."""
+    *rest, ahead, ahead_step = args
+    num_pairs = args[3]
+    if num_rows <= WHOLE_ROWS:
+        _generate_pass(builder, kind, num_rows, range(_VECTORS), (*rest, ahead, ahead_step))
+        return
+    step = builder.sdiv(ahead_step, I64(_VECTORS))
+    for vector in range(_VECTORS):
+        begin = _offset(builder, ahead, builder.mul(step, builder.mul(num_pairs, I64(vector))))
+        _generate_pass(builder, kind, num_rows, [vector], (*rest, begin, step))
+
+
+def _generate_pass(builder: Any, kind: int, num_rows: int, vectors: Sequence[int], args: Any) -> None:
     left, left_stride, panel, num_pairs, out, out_stride, ahead, ahead_step = args
     multiply_add = function(builder, "llvm.fma.v16f32", V16F, [V16F] * 3)
     rows = [_offset(builder, left, builder.mul(left_stride, I64(row))) for row in range(num_rows)]
@@ -67,11 +81,11 @@ def _generate(builder: Any, kind: int, num_rows: int, args: Any) -> None:
     builder.branch(loop)
     builder.position_at_end(loop)
     pair = builder.phi(I64)
-    sums = [[builder.phi(V16F) for _ in range(_VECTORS)] for _ in rows]
+    sums = [[builder.phi(V16F) for _ in vectors] for _ in rows]
     current = [list(row) for row in sums]
     row_pair = _offset(builder, panel, builder.mul(pair, I64(pair_bytes)))
-    _prefetch(builder, _offset(builder, ahead, builder.mul(pair, ahead_step)), pair_bytes)
-    for half, weights in enumerate(_weights(builder, kind, row_pair)):
+    _prefetch(builder, _offset(builder, ahead, builder.mul(pair, ahead_step)), pair_bytes * len(vectors) // _VECTORS)
+    for half, weights in enumerate(_weights(builder, kind, row_pair, vectors)):
         for row, address in enumerate(rows):
             element = _offset(builder, address, builder.shl(pair, I64(3)), 4 * half)
             value = splat(builder, builder.load(at(builder, element), align=4, typ=F32), V16F)
@@ -88,7 +102,7 @@ def _generate(builder: Any, kind: int, num_rows: int, args: Any) -> None:
 
     builder.position_at_end(done)
     for row, values in enumerate(current):
-        for v, value in enumerate(values):
+        for v, value in zip(vectors, values, strict=True):
             target = _offset(builder, out, builder.mul(out_stride, I64(row)), 4 * LANES * v)
             builder.store(value, at(builder, target), align=4)
 

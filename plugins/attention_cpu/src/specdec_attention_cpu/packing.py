@@ -9,6 +9,7 @@ so K is transposed; for the output the columns are head dimensions and the rows 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -54,7 +55,14 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def _masked_load(builder: Any, vector: Any, bits: int, address: Any, count: Any) -> Any:
+def _read(builder: Any, vector: Any, address: Any, count: Any) -> Any:
+    """A vector from memory: all of it if ``count`` is None, or the first ``count`` lanes, the others 0.
+
+    Where the instruction set has no masked load of this width, LLVM makes a branch of every lane.
+    """
+    bits = vector.element.width
+    if count is None:
+        return builder.load(at(builder, address), align=bits // 8, typ=vector)
     lanes = ir.Constant(ir.VectorType(I32, vector.count), list(range(vector.count)))
     below = builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, I32), lanes.type))
     masked = function(
@@ -63,38 +71,66 @@ def _masked_load(builder: Any, vector: Any, bits: int, address: Any, count: Any)
     return builder.call(masked, [at(builder, address), I32(bits // 8), below, ir.Constant(vector, None)])
 
 
-@intrinsic
-def _transpose_words(_context: Any, rows: Any, offset: Any, count: Any, out: Any) -> Any:
+def _transpose(builder: Any, rows: Any, offset: Any, count: Any, out: Any) -> None:
+    loaded = []
+    for row in range(LANES):
+        pointer = at(builder, builder.add(rows, I64(8 * row)))
+        address = builder.add(builder.load(pointer, align=8, typ=I64), offset)
+        loaded.append(_read(builder, V16I, address, count))
+    for k, column in enumerate(_transposed(builder, loaded)):
+        builder.store(column, at(builder, builder.add(out, I64(k * _ROW_BYTES))), align=64)
+
+
+def _pair(builder: Any, first: Any, second: Any, count: Any, out: Any) -> None:
+    a, b = (_read(builder, V32H, row, count) for row in (first, second))
+    for half in range(2):
+        lanes = [lane for i in range(LANES * half, LANES * (half + 1)) for lane in (i, 2 * LANES + i)]
+        pairs = builder.bitcast(_shuffle(builder, a, b, lanes), V16I)
+        builder.store(pairs, at(builder, builder.add(out, I64(64 * half))), align=64)
+
+
+def _whole_and_some(emit: Callable[..., None]) -> tuple[Any, Any]:
+    """Intrinsics for whole vectors and for those of which ``count`` lanes are in memory."""
+
+    @intrinsic
+    def whole(_context: Any, a: Any, b: Any, out: Any) -> Any:
+        def generate(context: Any, builder: Any, _s: Any, args: Any) -> Any:
+            emit(builder, args[0], args[1], None, args[2])
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 3), generate
+
+    @intrinsic
+    def some(_context: Any, a: Any, b: Any, count: Any, out: Any) -> Any:
+        def generate(context: Any, builder: Any, _s: Any, args: Any) -> Any:
+            emit(builder, *args)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 4), generate
+
+    return whole, some
+
+
+_transpose_whole, _transpose_some = _whole_and_some(_transpose)
+_pair_whole, _pair_some = _whole_and_some(_pair)
+
+
+@kernel
+def _transpose_words(rows: int, offset: int, count: int, out: int) -> None:
     """Words ``offset`` bytes into each of 16 rows, transposed; only ``count`` of them are read, the others are 0."""
-
-    def generate(context: Any, builder: Any, _s: Any, args: Any) -> Any:
-        rows, offset, count, out = args
-        loaded = []
-        for row in range(LANES):
-            pointer = at(builder, builder.add(rows, I64(8 * row)))
-            address = builder.add(builder.load(pointer, align=8, typ=I64), offset)
-            loaded.append(_masked_load(builder, V16I, 32, address, count))
-        for k, column in enumerate(_transposed(builder, loaded)):
-            builder.store(column, at(builder, builder.add(out, I64(k * _ROW_BYTES))), align=64)
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 4), generate
+    if count >= LANES:
+        _transpose_whole(rows, offset, out)
+    else:
+        _transpose_some(rows, offset, count, out)
 
 
-@intrinsic
-def _interleave(_context: Any, first: Any, second: Any, count: Any, out: Any) -> Any:
+@kernel
+def _interleave(first: int, second: int, count: int, out: int) -> None:
     """Up to 32 16-bit values of two rows as 32 pairs."""
-
-    def generate(context: Any, builder: Any, _s: Any, args: Any) -> Any:
-        first, second, count, out = args
-        a, b = (_masked_load(builder, V32H, 16, row, count) for row in (first, second))
-        for half in range(2):
-            lanes = [lane for i in range(LANES * half, LANES * (half + 1)) for lane in (i, 2 * LANES + i)]
-            pairs = builder.bitcast(_shuffle(builder, a, b, lanes), V16I)
-            builder.store(pairs, at(builder, builder.add(out, I64(64 * half))), align=64)
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 4), generate
+    if count >= PANEL:
+        _pair_whole(first, second, out)
+    else:
+        _pair_some(first, second, count, out)
 
 
 @intrinsic
@@ -123,7 +159,7 @@ def pack_keys(kind: int, rows: int, head_dim: int, out: int) -> None:
     """
     num_words = head_dim // 2 if kind == BFLOAT16 else head_dim
     for word in range(0, num_words, LANES):
-        count = min(LANES, num_words - word)
+        count = num_words - word
         for group in range(2):
             target = out + word * _ROW_BYTES + 4 * LANES * group
             _transpose_words(rows + 8 * LANES * group, 4 * word, count, target)
@@ -146,7 +182,7 @@ def pack_values(kind: int, rows: int, num_rows: int, v_head_dim: int, out: int, 
         for column in range(0, v_head_dim, PANEL):
             panel = out + column // PANEL * panel_bytes
             if kind == BFLOAT16:
-                count = min(PANEL, v_head_dim - column)
+                count = v_head_dim - column
                 _interleave(first + 2 * column, second + 2 * column, count, panel + row // 2 * _ROW_BYTES)
             else:
                 for half in range(0, PANEL, LANES):

@@ -78,7 +78,7 @@ def test_a_row_sees_nothing_behind_it(kind: type[TrainableHead]) -> None:
     whole = made.steps(given, frozen, STEPS)
     for row in (0, 3, 6):
         for step, alone in enumerate(one_by_one(made, given, frozen, row)):
-            torch.testing.assert_close(whole[step][:, row], alone, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(whole[step][:, row], alone, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [Eagle, Eagle3])
@@ -185,7 +185,7 @@ def walked(made: TrainableHead, given: Batch, frozen: FrozenTarget) -> tuple[flo
                 if not prompt <= goal <= length:
                     continue
                 token = int(given.token_ids[row, goal])
-                logits = made.project(output[row, place][None], step, frozen)[0].log_softmax(dim=-1)
+                logits = (made.rows(frozen) @ output[row, place]).log_softmax(dim=-1)
                 law = frozen.logits(given.hidden[row, goal - 1, -1]).softmax(dim=-1)
                 terms.append(-float((law * logits).sum()) if token in frozen.draft_token_ids.tolist() else 0.0)
                 right.append(int(frozen.draft_token_ids[logits.argmax()]) == token)

@@ -197,3 +197,13 @@ def test_mistakes_are_named(
 ) -> None:
     assert train("eagle3", target, prompts, tmp_path, *more) == 2
     assert said in capsys.readouterr().err
+
+
+def test_heads_learn_from_the_same_answers(target: Path, prompts: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "answers"
+    for head in ("medusa", "eagle"):
+        assert train(head, target, prompts, tmp_path / head, "--answers", str(shared)) == 0
+        assert not (tmp_path / head / "answers").exists()
+        assert (tmp_path / head / "checkpoint" / "model.safetensors").exists()
+    manifest = (shared / "manifest.jsonl").read_text().splitlines()
+    assert len(manifest) == 1 + len(PROMPTS)

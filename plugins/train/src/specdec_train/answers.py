@@ -104,7 +104,7 @@ def collect(options: TrainingOptions, layers: tuple[int, ...]) -> Answers:
         AnswersMissingError: fewer than two answers are long enough.
         ConfigError: the output folder cannot be written.
     """
-    folder = options.out / "answers"
+    folder = options.answers or options.out / "answers"
     _make_folder(options.out)
     extract(
         argparse.Namespace(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from specdec_train.batches import Batch, shifted
 from specdec_train.heads.base import TrainableHead
+from specdec_train.loss import projected_cross_entropy
 from specdec_train.targets import FrozenTarget, soft_targets
 
 STEP_DECAY = 0.8
@@ -54,27 +55,36 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> Measured:
         """Run all draft steps over sequences with the target's hidden states, whose tokens the target said."""
         head, target = self.head, self.target
-        with torch.no_grad():
-            law = soft_targets(target.logits(batch.hidden[..., -1, :]))
+        rows = head.rows(target)
+        law, place = self._law(batch)
         last = batch.answers(2) & batch.answers(1 + self.num_steps)
         loss = batch.hidden.new_zeros(())
         alive = torch.ones_like(last)
         accuracy, survival = [], []
         for step, output in enumerate(head.steps(batch, target, self.num_steps)):
             chosen = batch.answers(2 + step)
-            logits = head.project(output[chosen], step, target)
             wanted = batch.tokens_ahead(2 + step)[chosen]
             known = target.in_draft_vocabulary(wanted)
-            entropy = -(shifted(law, law, 1 + step)[chosen] * logits.float().log_softmax(dim=-1)).sum(dim=-1)
-            loss = loss + STEP_DECAY**step * (entropy * known).sum() / chosen.sum().clamp(min=1)
-            with torch.no_grad():
-                hit = target.draft_token_ids[logits.argmax(dim=-1)] == wanted
-                right = torch.zeros_like(chosen)
-                right[chosen] = hit
-                alive = alive & right
-                accuracy.append(_share(hit))
-                survival.append(_share(alive[last]))
+            weight = STEP_DECAY**step / chosen.sum().clamp(min=1) * known
+            added, best = projected_cross_entropy(
+                output[chosen], rows, law, shifted(chosen, place, 1 + step)[chosen], weight
+            )
+            loss = loss + added
+            hit = target.draft_token_ids[best] == wanted
+            right = torch.zeros_like(chosen)
+            right[chosen] = hit
+            alive = alive & right
+            accuracy.append(_share(hit))
+            survival.append(_share(alive[last]))
         return Measured(loss, accuracy, survival)
+
+    @torch.no_grad()
+    def _law(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The target's laws [M, draft vocabulary] where it said a token, and int64 [B, S]: the law of each row."""
+        said = batch.answers(1)
+        place = torch.zeros(said.shape, dtype=torch.int64, device=said.device)
+        place[said] = torch.arange(int(said.sum()), device=said.device)
+        return soft_targets(self.target.logits(batch.hidden[..., -1, :][said])), place
 
 
 def _share(hits: Tensor) -> float:

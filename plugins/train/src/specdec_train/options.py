@@ -37,6 +37,7 @@ class TrainingOptions:
     prompts: Path
     out: Path
     init: str | None = None
+    answers: Path | None = None
     dtype: str = "auto"
     num_prompts: int | None = field(default=None, validator=optional(_within(1, 2**31, "at least 1")))
     max_tokens: int = field(default=256, validator=_within(2, 2**20, "at least 2"))
@@ -65,6 +66,7 @@ def options_from(arguments: argparse.Namespace) -> TrainingOptions:
     """
     given = {attribute.name: getattr(arguments, attribute.name) for attribute in fields(TrainingOptions)}
     given["prompts"], given["out"] = Path(given["prompts"]), Path(given["out"])
+    given["answers"] = None if given["answers"] is None else Path(given["answers"])
     if not given["prompts"].is_file():
         raise ConfigError(f"--prompts: there is no file {str(given['prompts'])!r}", path="prompts")
     return TrainingOptions(**given)

@@ -54,13 +54,18 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
         dest="out",
         required=True,
         metavar="DIR",
-        help="folder for answers, progress and the checkpoint",
+        help="folder for progress, the checkpoint and, unless --answers names another, the answers",
     )
     parser.add_argument(
         "--init",
         metavar="CHECKPOINT",
         help="a head of this kind and size to start from: a directory, a model id or a bundled name; its draft\n"
         "vocabulary is kept. Without it training starts from the target's own layers",
+    )
+    parser.add_argument(
+        "--answers",
+        metavar="DIR",
+        help="folder of the answers, when several heads learn from the same ones (default: answers in --output)",
     )
     for flag, text in FLAGS.items():
         default = DEFAULTS[flag.removeprefix("--").replace("-", "_")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from specdec_train.batches import Batch
@@ -14,7 +15,7 @@ from specdec_train.targets import FrozenTarget
 class TrainableHead(nn.Module):
     """A head whose row i, at draft step j, predicts token ``i + 2 + j`` of a sequence.
 
-    The projection to the draft vocabulary is made of `output_rows` or of the target's, unless `project` is overridden.
+    The projection to the draft vocabulary is made of `output_rows` or of the target's, unless `rows` is overridden.
     """
 
     name: ClassVar[str]
@@ -39,11 +40,11 @@ class TrainableHead(nn.Module):
     def steps(self, batch: Batch, target: FrozenTarget, num_steps: int) -> list[Tensor]:
         """What each draft step projects to logits: ``num_steps`` tensors [B, S, width]."""
 
-    def project(self, output: Tensor, step: int, target: FrozenTarget) -> Tensor:
-        """Rows of an output of step ``step``, [N, width] -> [N, draft vocabulary]."""
+    def rows(self, target: FrozenTarget) -> Tensor:
+        """[draft vocabulary, width]: what the outputs of all steps are multiplied with for the logits."""
         if self.output_rows is None:
-            return target.logits(output)
-        return nn.functional.linear(output, self.output_rows.to(output.device, output.dtype))
+            return target.output_rows
+        return self.output_rows.to(target.output_rows.device, torch.float32)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:

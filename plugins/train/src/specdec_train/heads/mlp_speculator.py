@@ -87,9 +87,9 @@ class MLPSpeculator(TrainableHead):
             outputs.append(state)
         return outputs
 
-    def project(self, output: Tensor, step: int, target: FrozenTarget) -> Tensor:
-        """[N, inner] -> [N, V], with the head's own rows."""
-        return self.head(output)
+    def rows(self, target: FrozenTarget) -> Tensor:
+        """[V, inner]: the head's own, which are trained."""
+        return self.head.weight
 
     def tensors(self) -> dict[str, Tensor]:
         """Names ``emb.0``, ``proj.0``, ``proj.1``, ``ln.0`` and ``head.0``, as tied checkpoints have them."""

@@ -101,6 +101,11 @@ class PackedBatch:
     """int32 [T] for trees: parent of each token among the request's own tokens of this batch, -1 for one that follows
     what was cached before: the first one, and others where a head grows a tree. None when every request is a chain or
     a prefill chunk."""
+    cached_parents: Tensor | None = None
+    """int32 [B, N] for trees that earlier batches have begun: the last N tokens that each request had cached are nodes,
+    and these are their parents, counted as above among themselves. ``parents`` then count these nodes first: index N is
+    a request's first token of this batch. The position of a cached node is that of its depth: a root's is the number
+    of tokens cached before the nodes."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -261,6 +266,9 @@ class ProposerCapabilities:
     trees: bool = False
     draft_probs: bool = False
     variable_length: bool = True
+    max_draft_tokens: int | None = None
+    """The most tokens that a draft can have, where what was loaded sets a limit (one token for each of its heads). A
+    larger ``num_speculative_tokens`` is an error; where that is not set, it is the limit. None: no limit."""
     keeps_finished_requests: bool = False
     """Whether memory stays in use for what completed requests have left (`Proposer.complete`)."""
 

@@ -193,6 +193,20 @@ class CountsSlots(Sound):
         return Plan(evolve(batch, positions=torch.cat(places)), cache)
 
 
+class SeesTheWholeCache(Sound):
+    """Knows ancestors in the batch alone, and lets a node see all that was cached before."""
+
+    def plan(self, batch: PackedBatch, cache: KVCache) -> Plan:
+        if batch.parents is None or batch.cached_parents is None:
+            return Plan(batch, cache)
+        parents = (batch.parents - batch.cached_parents.shape[1]).clamp(min=-1)
+        return Plan(evolve(batch, parents=parents, cached_parents=None), cache)
+
+
+def no_ancestors(cached_parents: torch.Tensor | None) -> torch.Tensor | None:
+    return None if cached_parents is None else torch.full_like(cached_parents, -1)
+
+
 class TakesOneRoot(Sound):
     """Lets every token of a tree see the first one that its request adds."""
 
@@ -251,6 +265,8 @@ FAULTS: list[tuple[Callable[[], AttentionBackend], str]] = [
     (changed(sinks=bool), "test_layers"),
     (changed(parents=none), "test_trees"),
     (TakesOneRoot, "test_trees_with_several_roots"),
+    (SeesTheWholeCache, "test_trees_grow_in_the_cache"),
+    (changed(cached_parents=no_ancestors), "test_a_node_at_a_time"),
     (CountsSlots, "test_windows_count_depth"),
     (changed(parents=lambda parents: None if parents is None else parents.clamp(max=0)), "test_chains_as_trees"),
     (spoilt("returns doubles", to_double), "test_output_form"),

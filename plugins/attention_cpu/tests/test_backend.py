@@ -19,6 +19,7 @@ from specdec.testing.attention import (
     copy_cache,
     only_request,
 )
+from specdec.testing.reference import attention_reference
 from specdec_attention_cpu import planning
 from specdec_attention_cpu.backend import CpuBackend
 from specdec_attention_cpu.layout import CHUNK, MAX_VECTORS
@@ -117,6 +118,24 @@ def test_trees_across_chunks(cached: int, fields: dict[str, Any]) -> None:
     assert_right(case)
 
 
+@pytest.mark.parametrize("fields", [{}, {"sliding_window": 5}, {"chunk_size": 100}], ids=str)
+@pytest.mark.parametrize("cached", range(CHUNK - 6, CHUNK + 2))
+def test_trees_grow_across_chunks(cached: int, fields: dict[str, Any]) -> None:
+    """Nodes that are cached lie in one chunk or two, and their rows in this batch or the next."""
+    tree, chain = [-1, -1, 0, 1, 1, 2, 4, 2, 5], [-1, 0, 1, 2, 3]
+    case = attention_case(
+        [(cached + 4, 5), (11, 1)],
+        attention_layer(**fields),
+        block_size=16,
+        parents=[tree, chain],
+        num_cached_nodes=4,
+    )
+    kv = case.cache.layers[0]
+    got = attend(case)
+    want = attention_reference(case.batch, kv, 16, case.query, case.layer).float()
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_a_large_tree_spans_items() -> None:
     """A tree of more rows than an item holds."""
     rows = MAX_VECTORS + 9
@@ -156,11 +175,10 @@ def _one_row(case: AttentionCase, row: int) -> AttentionCase:
 
 def test_a_lone_long_context_is_split_and_a_batch_is_not() -> None:
     """One request is spread over threads by chunks; many requests are not cut."""
-    trees = torch.full((16,), -1).numpy()
     starts, lengths = torch.arange(17, dtype=torch.int32).numpy(), torch.full((16,), 2000, dtype=torch.int32).numpy()
-    whole = planning.cut(starts, lengths, trees, 3, 2, 2)
+    whole = planning.cut(starts, lengths, planning.trees_of(starts, None, None), 3, 2, 2)
     assert (len(whole.tasks), len(whole.merges), whole.num_partials) == (16, 0, 0)
-    split = planning.cut(starts[:2], lengths[:1], trees[:1], 3, 2, 2)
+    split = planning.cut(starts[:2], lengths[:1], planning.trees_of(starts[:2], None, None), 3, 2, 2)
     assert (len(split.tasks), len(split.merges), split.num_partials) == (8, 1, 8)
     assert whole.vectors == split.vectors == 3
 

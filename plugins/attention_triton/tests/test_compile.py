@@ -19,6 +19,8 @@ POINTERS = {
     "query_start_loc": "*i32",
     "seq_lens": "*i32",
     "parents": "*i32",
+    "cached_parents": "*i32",
+    "depths": "*i32",
     "positions": "*i64",
     "words": "*i64",
     "slots": "*i64",

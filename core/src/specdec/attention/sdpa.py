@@ -197,6 +197,10 @@ class _Group:
         rows = starts[:, None] + self._own
         self._positions = batch.positions[rows]
         self._parents = None if batch.parents is None else batch.parents[rows].long()
+        self._num_nodes = 0
+        if batch.cached_parents is not None and self._parents is not None:
+            self._num_nodes = batch.cached_parents.shape[1]
+            self._parents = torch.cat([batch.cached_parents[chosen].long(), self._parents], dim=1)
         self._is_run = requests.first_token is not None
         if not self._is_run:
             self._rows = rows.flatten()
@@ -269,11 +273,11 @@ class _Group:
         query_len, kv_len = self._requests.query_len, self._requests.kv_len
         begin = torch.zeros_like(self._kv_lens)
         num_keys = kv_len
-        first = self._positions[:, 0]
+        first = self._positions.amin(dim=1)
         for size, first_seen in ((window, first + 1 - (window or 0)), (chunk, first - first % (chunk or 1))):
             if size is not None:
                 begin = torch.maximum(begin, first_seen)
-                num_keys = min(num_keys, size + query_len - 1)
+                num_keys = min(num_keys, size + self._num_nodes + query_len - 1)
         exact = chunk is None
         if self._count == 1 and begin.device.type in HOST_READS_ARE_FREE:
             num_keys, exact = kv_len - int(begin), True
@@ -282,7 +286,7 @@ class _Group:
         blocks = self._tables.gather(1, inside // self._block_size).long()
         slots = (blocks * self._block_size + inside % self._block_size).flatten()
         allowed = None
-        if not (query_len == 1 and self._requests.even and exact):
+        if not (query_len == 1 and self._requests.even and exact and not self._num_nodes):
             allowed = self._visible(places, inside, window, chunk)
         return _Columns(self._as_slice(slots), num_keys, allowed)
 
@@ -298,14 +302,15 @@ class _Group:
         in_context = (places < self._kv_lens[:, None])[:, None]
         if self._parents is None:
             return visible(self._positions, inside, window, chunk) & in_context
-        first_new = (self._kv_lens - self._query_lens)[:, None]
-        node = (inside - first_new).clamp(0, self._positions.shape[1] - 1)  # [n, L]
-        is_new = inside >= first_new
-        positions = torch.where(is_new, self._positions.gather(1, node), inside)
-        size = self._positions.shape[1]
-        related = _ancestors(self._parents).gather(1, self._own[:, :, None].expand(-1, -1, size))
-        related = related.gather(2, node[:, None].expand(-1, size, -1))
-        return visible(self._positions, positions, window, chunk) & in_context & (related | ~is_new[:, None])
+        # Cached nodes and the batch's own tokens, [n, S]; a node's position is that of its depth.
+        size, first_node = self._parents.shape[1], (self._kv_lens - self._query_lens - self._num_nodes)[:, None]
+        node = (inside - first_node).clamp(0, size - 1)  # [n, L]
+        is_node = inside >= first_node
+        related = _ancestors(self._parents)
+        positions = torch.where(is_node, first_node + related.sum(dim=2).gather(1, node) - 1, inside)
+        related = related.gather(1, (self._num_nodes + self._own)[:, :, None].expand(-1, -1, size))
+        related = related.gather(2, node[:, None].expand(-1, related.shape[1], -1))
+        return visible(self._positions, positions, window, chunk) & in_context & (related | ~is_node[:, None])
 
 
 def _ancestors(parents: Tensor) -> Tensor:

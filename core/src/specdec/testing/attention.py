@@ -60,6 +60,7 @@ def packed_batch(
     block_size: int,
     generator: torch.Generator,
     parents: Sequence[Sequence[int]] | None = None,
+    num_cached_nodes: int = 0,
     device: str = "cpu",
 ) -> tuple[PackedBatch, int]:
     """Requests whose blocks lie anywhere in the cache, in any order.
@@ -69,6 +70,8 @@ def packed_batch(
         block_size: slots per block.
         generator: decides where the blocks lie.
         parents: for each request, the parent of each of its tokens in this batch, -1 for the first; None for chains.
+        num_cached_nodes: how many of a request's nodes, the first in ``parents``, earlier batches have run: they are
+            the last of its cached tokens.
         device: where the tensors go.
 
     Returns:
@@ -85,9 +88,17 @@ def packed_batch(
         tables[request, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         places = range(cached, cached + added)
         slots += [blocks[place // block_size] * block_size + place % block_size for place in places]
-        positions += list(places) if parents is None else [cached + depth for depth in _depths(parents[request])]
+        if parents is None:
+            positions += list(places)
+        else:
+            depths = _depths(parents[request])[num_cached_nodes:]
+            positions += [cached - num_cached_nodes + depth for depth in depths]
     added_tokens = torch.tensor([added for _, added in lengths])
     num_tokens = len(slots)
+
+    def integers(values: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
     batch = PackedBatch(
         input_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
         positions=torch.tensor(positions, dtype=torch.int64, device=device),
@@ -98,9 +109,8 @@ def packed_batch(
         logits_indices=torch.arange(num_tokens, device=device),
         max_query_len=max(added for _, added in lengths),
         max_seq_len=max(totals),
-        parents=None
-        if parents is None
-        else torch.tensor([p for row in parents for p in row], dtype=torch.int32, device=device),
+        parents=None if parents is None else integers([p for row in parents for p in row[num_cached_nodes:]]),
+        cached_parents=integers([row[:num_cached_nodes] for row in parents or ()]) if num_cached_nodes else None,
     )
     return batch, num_blocks
 
@@ -111,6 +121,7 @@ def attention_case(
     *,
     block_size: int = 4,
     parents: Sequence[Sequence[int]] | None = None,
+    num_cached_nodes: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
@@ -122,7 +133,12 @@ def attention_case(
     """
     generator = torch.Generator().manual_seed(seed)
     batch, num_blocks = packed_batch(
-        lengths, block_size=block_size, generator=generator, parents=parents, device=device
+        lengths,
+        block_size=block_size,
+        generator=generator,
+        parents=parents,
+        num_cached_nodes=num_cached_nodes,
+        device=device,
     )
 
     def noise(*shape: int) -> torch.Tensor:
@@ -176,6 +192,7 @@ def only_request(case: AttentionCase, request: int) -> AttentionCase:
         max_query_len=end - start,
         max_seq_len=int(batch.seq_lens[request]),
         parents=None if batch.parents is None else batch.parents[start:end],
+        cached_parents=None if batch.cached_parents is None else batch.cached_parents[request : request + 1],
     )
     return evolve(
         case,

@@ -80,31 +80,33 @@ def visible_slots(batch: PackedBatch, block_size: int, layer: AttentionLayer) ->
     """The slots each token of a batch attends to, in order of their place in the cache.
 
     A token sees what its request had cached before the batch and, of the batch, itself and the tokens it follows (its
-    ancestors, when there are ``parents``), as far as window and chunk let it, by position.
+    ancestors, when there are ``parents``; of ``cached_parents`` too), as far as window and chunk let it, by position.
     """
     starts = batch.query_start_loc.tolist()
     positions = batch.positions.tolist()
     slots_of_token = []
     for request, (start, end) in enumerate(pairwise(starts)):
-        cached = int(batch.seq_lens[request]) - (end - start)
+        length = int(batch.seq_lens[request])
         blocks = batch.block_tables[request].tolist()
-        slot = [blocks[place // block_size] * block_size + place % block_size for place in range(cached + end - start)]
-        for node in range(end - start):
-            position = positions[start + node]
-            seen = [(place, place) for place in range(cached)]
-            seen += [(cached + other, positions[start + other]) for other in sorted(_path_to(node, start, batch))]
-            slots_of_token.append([slot[place] for place, other in seen if _in_reach(position, other, layer)])
+        slot = [blocks[place // block_size] * block_size + place % block_size for place in range(length)]
+        nodes = [] if batch.cached_parents is None else batch.cached_parents[request].tolist()
+        first = length - (end - start) - len(nodes)
+        own = range(len(nodes) - 1, length) if batch.parents is None else batch.parents[start:end].tolist()
+        parents = [*nodes, *own]
+        for token in range(start, end):
+            path = _path_to(len(nodes) + token - start, parents)
+            seen = [(place, place) for place in range(first)]
+            seen += [(first + node, first + depth) for depth, node in enumerate(path)]
+            slots_of_token.append([slot[place] for place, other in seen if _in_reach(positions[token], other, layer)])
     return slots_of_token
 
 
-def _path_to(node: int, start: int, batch: PackedBatch) -> list[int]:
-    """A token's ancestors among its request's tokens of the batch, and itself."""
-    if batch.parents is None:
-        return list(range(node + 1))
-    path = []
+def _path_to(node: int, parents: Sequence[int]) -> list[int]:
+    """The nodes from a root to this one."""
+    path: list[int] = []
     while node >= 0:
-        path.append(node)
-        node = int(batch.parents[start + node])
+        path.insert(0, node)
+        node = parents[node]
     return path
 
 

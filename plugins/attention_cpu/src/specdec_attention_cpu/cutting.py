@@ -12,36 +12,44 @@ from specdec_attention_cpu.layout import CHUNK, MAX_VECTORS, TASK_WORDS
 
 _INT32, _INT64, _BYTES = types.int32[::1], types.int64[::1], types.uint8[::1]
 _TABLE = types.int64[:, ::1]
+_NODES = types.int32[:, ::1]
 
 
-@compiled(types.int64(_INT32, _INT32, _INT64))
-def place_trees(query_start_loc: Any, parents: Any, offsets: Any) -> Any:
-    """Find where each request's ancestor matrix starts, -1 for chains; returns the bytes needed."""
-    total = 0
+@compiled(types.int64(_INT32, _INT32, _NODES, _INT64))
+def place_trees(query_start_loc: Any, parents: Any, cached_parents: Any, offsets: Any) -> Any:
+    """Find where each request's matrix starts, -1 for chains; returns the bytes needed."""
+    total, cached = 0, cached_parents.shape[1]
     for request in range(len(offsets)):
         first, rows = query_start_loc[request], query_start_loc[request + 1] - query_start_loc[request]
         branches = False
+        for node in range(cached):
+            branches |= cached_parents[request, node] != node - 1
         for row in range(rows):
-            branches |= parents[first + row] != row - 1
+            branches |= parents[first + row] != cached + row - 1
         offsets[request] = total if branches else -1
         if branches:
-            total += rows * rows
+            total += (cached + rows) * (cached + rows)
     return total
 
 
-@compiled(types.void(_INT32, _INT32, _INT64, _BYTES))
-def fill_trees(query_start_loc: Any, parents: Any, offsets: Any, matrices: Any) -> None:
-    """A row's ancestors are its parent's and itself."""
+@compiled(types.void(_INT32, _INT32, _NODES, _INT64, _BYTES))
+def fill_trees(query_start_loc: Any, parents: Any, cached_parents: Any, offsets: Any, matrices: Any) -> None:
+    """A node's ancestors are its parent's, one level further away, and itself."""
+    cached = cached_parents.shape[1]
     for request in range(len(offsets)):
         if offsets[request] < 0:
             continue
         first, rows = query_start_loc[request], query_start_loc[request + 1] - query_start_loc[request]
-        for row in range(rows):
-            own, parent = offsets[request] + row * rows, parents[first + row]
+        nodes = cached + rows
+        for node in range(nodes):
+            own = offsets[request] + node * nodes
+            parent = cached_parents[request, node] if node < cached else parents[first + node - cached]
             if parent >= 0:
-                for other in range(row):
-                    matrices[own + other] = matrices[offsets[request] + parent * rows + other]
-            matrices[own + row] = 1
+                for other in range(node):
+                    levels = matrices[offsets[request] + parent * nodes + other]
+                    if levels > 0:
+                        matrices[own + other] = levels + 1
+            matrices[own + node] = 1
 
 
 @compiled(types.void(_INT32, _INT32, types.int64, types.int64, _INT64))
@@ -57,12 +65,17 @@ def most_items(query_start_loc: Any, seq_lens: Any, group: int, kv_heads: int, s
         sizes[2] += rows * chunks * kv_heads
 
 
-@compiled(types.void(_INT32, _INT32, _INT64, _INT64, types.int64, types.int64, types.int64, _INT64, _TABLE, _TABLE))
+@compiled(
+    types.void(
+        _INT32, _INT32, _INT64, _INT64, types.int64, types.int64, types.int64, types.int64, _INT64, _TABLE, _TABLE
+    )
+)
 def cut_items(
     query_start_loc: Any,
     seq_lens: Any,
     order: Any,
     trees: Any,
+    cached_nodes: int,
     group: int,
     kv_heads: int,
     threads: int,
@@ -77,6 +90,7 @@ def cut_items(
         seq_lens: see there.
         order: int64 [B], requests as they are to be cut.
         trees: see there.
+        cached_nodes: see there.
         group: see there.
         kv_heads: see there.
         threads: see there.
@@ -98,7 +112,7 @@ def cut_items(
             most_rows = max(most_rows, end - first)
             for piece in range(chunks if split else 1):
                 of_chunk = (piece, piece + 1, num_partials + piece) if split else (0, chunks, -1)
-                values = (request, start, first, end, context, length, *of_chunk, trees[request], rows)
+                values = (request, start, first, end, context, length, *of_chunk, trees[request], rows, cached_nodes)
                 for i in range(TASK_WORDS):
                     tasks[num_tasks, i] = values[i]
                 num_tasks += 1

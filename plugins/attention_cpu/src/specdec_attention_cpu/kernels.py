@@ -184,15 +184,15 @@ def _visible_from(block: int, position: int) -> int:
 def _hide_other_branches(
     block: int, task: int, row: int, from_position: int, first: int, end: int, scores: int
 ) -> None:
-    """Hide the request's own tokens in ``first .. end`` that are not ancestors of ``row`` or lie outside its window."""
-    context, rows = word(task, Task.CONTEXT), word(task, Task.NUM_ROWS)
-    ancestors = _step(block, Step.TREES) + word(task, Task.TREE) + row * rows
-    positions = _step(block, Step.POSITIONS) + 8 * word(task, Task.FIRST_TOKEN)
-    for position in range(max(first, context), min(end, context + row + 1)):
-        other = position - context
-        is_ancestor = get_byte(ancestors + other)
-        if is_ancestor == 0 or get_int64(positions + 8 * other) < from_position:
-            put_float32(scores + 4 * (position - first), _NOTHING)
+    """Hide the tree's tokens in ``first .. end`` that are not ancestors of ``row`` or lie outside its window."""
+    cached = word(task, Task.CACHED_NODES)
+    nodes, context = cached + word(task, Task.NUM_ROWS), word(task, Task.CONTEXT)
+    ancestors = _step(block, Step.TREES) + word(task, Task.TREE) + (cached + row) * nodes
+    position = get_int64(_step(block, Step.POSITIONS) + 8 * (word(task, Task.FIRST_TOKEN) + row))
+    for place in range(max(first, context - cached), min(end, context + row + 1)):
+        levels = get_byte(ancestors + place - context + cached)
+        if levels == 0 or position - (levels - 1) < from_position:
+            put_float32(scores + 4 * (place - first), _NOTHING)
 
 
 @kernel
@@ -340,11 +340,12 @@ def _write_rows(block: int, head: int, group: int, token: int, num_rows: int, re
 @kernel
 def _first_chunk(block: int, task: int) -> int:
     """The chunk in which the item's first visible position lies."""
-    token = word(task, Task.FIRST_TOKEN) + word(task, Task.FIRST_ROW)
-    # A tree's later rows can be shallower; its first token is the shallowest of all.
-    if word(task, Task.TREE) >= 0:
-        token = word(task, Task.FIRST_TOKEN)
-    return _visible_from(block, get_int64(_step(block, Step.POSITIONS) + 8 * token)) // CHUNK
+    positions = _step(block, Step.POSITIONS) + 8 * word(task, Task.FIRST_TOKEN)
+    first = get_int64(positions + 8 * word(task, Task.FIRST_ROW))
+    if word(task, Task.TREE) >= 0:  # its later rows can be shallower
+        for row in range(word(task, Task.FIRST_ROW), word(task, Task.END_ROW)):
+            first = min(first, get_int64(positions + 8 * row))
+    return _visible_from(block, first) // CHUNK
 
 
 @kernel

@@ -75,7 +75,8 @@ class Step(IntEnum):
     """int64 [NUM_MERGES][MERGE_WORDS]."""
     NUM_MERGES = 24
     TREES = 25
-    """bytes: the ancestor matrices of requests with a tree."""
+    """bytes: of each request with a tree a matrix [nodes][nodes], cached nodes before rows: 0 for what a node does not
+    see, else 1 and how many levels above it the other is. Drafts have far fewer than 255 levels."""
     TICKET = 26
     """The next item's number; 0 at the start of every layer."""
     PARTIALS = 27
@@ -122,9 +123,11 @@ class Task(IntEnum):
     PARTIAL = 8
     """Where to leave the unmerged result; -1: write the output."""
     TREE = 9
-    """Offset of its ancestor matrix [rows][rows] in TREES; -1: a chain."""
+    """Offset of its matrix in TREES; -1: a chain."""
     NUM_ROWS = 10
     """Rows of the request in this batch."""
+    CACHED_NODES = 11
+    """How many of the last tokens before this batch are nodes of its tree."""
 
 
 class Merge(IntEnum):

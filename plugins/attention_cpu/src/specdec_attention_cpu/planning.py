@@ -26,8 +26,24 @@ class Cut(NamedTuple):
     """The most query vectors of a task."""
 
 
+class Trees(NamedTuple):
+    """Who may see whom among the tokens of requests with a tree."""
+
+    offsets: np.ndarray
+    """int64 [B], where each request's matrix starts; -1: a chain."""
+    matrices: np.ndarray
+    """uint8, see `layout.Step.TREES`."""
+    num_cached: int
+    """Nodes of each request that were cached before the batch."""
+
+
 def cut(
-    query_start_loc: np.ndarray, seq_lens: np.ndarray, trees: np.ndarray, group: int, kv_heads: int, threads: int
+    query_start_loc: np.ndarray,
+    seq_lens: np.ndarray,
+    trees: Trees,
+    group: int,
+    kv_heads: int,
+    threads: int,
 ) -> Cut:
     """Cut a step into tasks, and say what must be merged afterwards.
 
@@ -37,7 +53,7 @@ def cut(
     Args:
         query_start_loc: int32 [B + 1].
         seq_lens: int32 [B].
-        trees: int64 [B], offsets of ancestor matrices, -1 for chains.
+        trees: who may see whom.
         group: query heads per K/V head.
         kv_heads: number of K/V heads.
         threads: how many threads will share the work.
@@ -48,25 +64,27 @@ def cut(
     tasks = np.empty((int(sizes[0]), TASK_WORDS), dtype=np.int64)
     merges = np.empty((int(sizes[1]), MERGE_WORDS), dtype=np.int64)
     numbers = (group, kv_heads, threads)
-    KERNELS.function("cut_items")(query_start_loc, seq_lens, order, trees, *numbers, sizes, tasks, merges)
+    KERNELS.function("cut_items")(
+        query_start_loc, seq_lens, order, trees.offsets, trees.num_cached, *numbers, sizes, tasks, merges
+    )
     num_tasks, num_merges, num_partials, vectors = sizes.tolist()
     return Cut(tasks[:num_tasks], merges[:num_merges], num_partials, vectors)
 
 
-def ancestor_matrices(query_start_loc: np.ndarray, parents: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def trees_of(query_start_loc: np.ndarray, parents: np.ndarray | None, cached_parents: np.ndarray | None) -> Trees:
     """Who may see whom among the tokens of requests with a tree.
 
     Args:
         query_start_loc: int32 [B + 1].
-        parents: int32 [T], indices among the request's own tokens; None: only chains.
-
-    Returns:
-        int64 [B], the offset of each request's matrix or -1, and uint8 with the matrices [rows, rows], 1 for ancestors
-        and self.
+        parents: int32 [T], see `specdec.types.PackedBatch`; None: only chains.
+        cached_parents: int32 [B, N] or None, see there.
     """
     offsets = np.full(len(query_start_loc) - 1, -1, dtype=np.int64)
     if parents is None:
-        return offsets, np.zeros(0, dtype=np.uint8)
-    matrices = np.zeros(KERNELS.function("place_trees")(query_start_loc, parents, offsets), dtype=np.uint8)
-    KERNELS.function("fill_trees")(query_start_loc, parents, offsets, matrices)
-    return offsets, matrices
+        return Trees(offsets, np.zeros(0, dtype=np.uint8), 0)
+    if cached_parents is None:
+        cached_parents = np.zeros((len(offsets), 0), dtype=np.int32)
+    given = query_start_loc, np.ascontiguousarray(parents), np.ascontiguousarray(cached_parents), offsets
+    matrices = np.zeros(KERNELS.function("place_trees")(*given), dtype=np.uint8)
+    KERNELS.function("fill_trees")(*given, matrices)
+    return Trees(offsets, matrices, cached_parents.shape[1])

@@ -11,7 +11,7 @@ import torch
 from specdec.cpu.layout import BFLOAT16, FLOAT32, LANES, PANEL
 from specdec.cpu.scratch import words
 from specdec_attention_cpu.layout import CHUNK, ROWS_BYTES, SCORE_STRIDE, Step
-from specdec_attention_cpu.planning import ancestor_matrices, cut
+from specdec_attention_cpu.planning import cut, trees_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,8 +69,10 @@ class StepPlan:
         self._query_start_loc, self._seq_lens = batch.query_start_loc.numpy(), batch.seq_lens.numpy()
         tables = batch.block_tables
         self._block_tables = tables if tables.stride(-1) == 1 else tables.contiguous()
-        parents = None if batch.parents is None else batch.parents.numpy()
-        self._tree_offsets, self._matrices = ancestor_matrices(self._query_start_loc, parents)
+        parents, cached = (
+            None if tensor is None else tensor.numpy() for tensor in (batch.parents, batch.cached_parents)
+        )
+        self._trees = trees_of(self._query_start_loc, parents, cached)
         self._steps: dict[Shape, StepBlock] = {}
 
     def step(self, shape: Shape) -> StepBlock:
@@ -83,7 +85,7 @@ class StepPlan:
     def _build(self, shape: Shape) -> StepBlock:
         batch, group = self._batch, shape.num_heads // shape.num_kv_heads
         tasks, merges, num_partials, vectors = cut(
-            self._query_start_loc, self._seq_lens, self._tree_offsets, group, shape.num_kv_heads, self._threads
+            self._query_start_loc, self._seq_lens, self._trees, group, shape.num_kv_heads, self._threads
         )
         layout = _scratch_layout(vectors, shape)
         partial_bytes = num_partials * shape.num_kv_heads * vectors * layout[Step.RESULT_STRIDE]
@@ -106,7 +108,7 @@ class StepPlan:
                 Step.NUM_TASKS: len(tasks),
                 Step.MERGES: merges.ctypes.data,
                 Step.NUM_MERGES: len(merges),
-                Step.TREES: self._matrices.ctypes.data,
+                Step.TREES: self._trees.matrices.ctypes.data,
                 Step.VECTORS: vectors,
                 Step.SCRATCH: self._memory.scratch(layout[Step.SCRATCH_STRIDE] * self._threads),
                 Step.PARTIALS: self._memory.partials(partial_bytes),

@@ -83,21 +83,33 @@ class StepPlan:
         tables = batch.block_tables
         self._tables = tables if tables.stride(1) == 1 else tables.contiguous()
         self._num_requests = batch.seq_lens.shape[0]
-        self._num_words = -(-batch.max_query_len // 64)
-        self._words = None if batch.parents is None else self._ancestors(batch.parents)
+        self._num_nodes = 0 if batch.cached_parents is None else batch.cached_parents.shape[1]
+        self._num_words = -(-(self._num_nodes + batch.max_query_len) // 64)
+        self._words = self._node_depths = None
+        if batch.parents is not None:
+            self._words, self._node_depths = self._ancestors(batch.parents)
         cut = batch.max_query_len <= MAX_SPLIT_QUERIES and batch.max_seq_len > part
         self._part = part if cut else 0
         self._parts = -(-batch.max_seq_len // part) if cut else 1
 
-    def _ancestors(self, parents: Tensor) -> Tensor:
-        """int64 [T, words]: who each token sees of the tokens its request adds."""
+    def _ancestors(self, parents: Tensor) -> tuple[Tensor, Tensor]:
+        """int64 [T, words]: who each token sees of its request's tree; int32 [B, N]: depths of cached nodes."""
         words = torch.empty(parents.shape[0], self._num_words, dtype=torch.int64, device=parents.device)
-        grid = (self._num_requests, _parts_of(self._batch.max_query_len, _WALK))
+        cached = parents if self._batch.cached_parents is None else self._batch.cached_parents.contiguous()
+        depths = torch.empty_like(cached)
+        grid = (self._num_requests, _parts_of(self._num_nodes + self._batch.max_query_len, _WALK))
         with _on(parents.device):
             _kernels().ancestor_words[grid](
-                parents, self._batch.query_start_loc, words, WORDS=self._num_words, BLOCK=_WALK
+                parents,
+                cached,
+                self._batch.query_start_loc,
+                words,
+                depths,
+                self._num_nodes,
+                WORDS=self._num_words,
+                BLOCK=_WALK,
             )
-        return words
+        return words, depths
 
     def store(self, key: Tensor, value: Tensor, layer: AttentionLayer) -> None:
         """Write a layer's new K/V to their slots."""
@@ -168,6 +180,8 @@ class StepPlan:
             batch.seq_lens,
             batch.positions,
             batch.positions if self._words is None else self._words,
+            batch.positions if self._node_depths is None else self._node_depths,
+            self._num_nodes,
             query if sinks is None else sinks.contiguous(),
             results,
             log_sums,

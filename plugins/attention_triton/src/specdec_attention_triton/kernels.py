@@ -10,8 +10,8 @@ Scores, softmax and sums are float32 (online softmax, Milakov and Gimelshein 201
 tokens few, it is cut into parts of fixed length with a program each, joined by their log-sum-exps (FlashDecoding); the
 cut depends on positions alone, so a request's result does not depend on its neighbours.
 
-In a tree, bit i of a token's words says whether it sees the i-th token of the window: the last 64 * WORDS tokens that
-the request adds in this step, which hold the whole tree. Tokens before the window are a chain.
+In a tree, bit i of a token's words says whether it sees the i-th node of the window: the last 64 * WORDS nodes that the
+request has, cached ones and those of this step, which hold the whole tree. Tokens before the window are a chain.
 """
 
 # Triton reads annotations other than tl.constexpr, so there are none.
@@ -56,29 +56,45 @@ def store_kv(
 
 
 @triton.jit
-def ancestor_words(parents, query_start_loc, words, WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write each token's ancestors and itself as bits, int64 [T, WORDS]; grid (B, blocks of tokens)."""
+def ancestor_words(
+    parents, cached_parents, query_start_loc, words, depths, num_nodes, WORDS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Write each token's ancestors and itself as bits, int64 [T, WORDS], and the depths of cached nodes.
+
+    A request's nodes are ``num_nodes`` cached ones, then its tokens; ``depths`` is int32 [B, num_nodes].
+    The grid is (B, blocks of nodes).
+    """
     request = tl.program_id(0)
     start = tl.load(query_start_loc + request)
-    count = tl.load(query_start_loc + request + 1) - start
+    count = num_nodes + tl.load(query_start_loc + request + 1) - start
     base = tl.maximum(count - 64 * WORDS, 0)
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    own = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     for word in tl.static_range(WORDS):
         first = base + 64 * word
         bits = tl.zeros([BLOCK], dtype=tl.int64)
-        node = tl.where(token < count, token, -1)
+        above = tl.zeros([BLOCK], dtype=tl.int32)
+        node = tl.where(own < count, own, -1)
         while tl.max(node, axis=0) >= first:
             offset = node - first
             inside = (offset >= 0) & (offset < 64)
             bits |= tl.where(inside, tl.full([BLOCK], 1, tl.int64) << tl.where(inside, offset, 0).to(tl.int64), 0)
-            node = tl.load(parents + start + node, mask=node >= first, other=-1)
-        tl.store(words + (start + token).to(tl.int64) * WORDS + word, bits, mask=token < count)
+            of_cached = tl.load(
+                cached_parents + request * num_nodes + node, mask=(node >= first) & (node < num_nodes), other=-1
+            )
+            of_token = tl.load(parents + start + node - num_nodes, mask=(node >= first) & (node >= num_nodes), other=-1)
+            node = tl.maximum(of_cached, of_token)
+            above += tl.where(node >= 0, 1, 0)
+        token = own - num_nodes
+        tl.store(words + (start + token).to(tl.int64) * WORDS + word, bits, mask=(token >= 0) & (own < count))
+        if word == 0:
+            tl.store(depths + request * num_nodes + own, above, mask=own < num_nodes)
 
 
 @triton.jit
 def _allowed(
     keys_at,
     end,
+    request,
     start,
     count,
     context,
@@ -86,6 +102,8 @@ def _allowed(
     query_positions,
     positions,
     words,
+    depths,
+    num_nodes,
     window,
     chunk,
     HAS_TREE: tl.constexpr,
@@ -97,17 +115,21 @@ def _allowed(
     added = keys_at - context
     allowed = (added[None, :] <= token[:, None]) & (keys_at < end)[None, :]
     if HAS_TREE:
-        base = tl.maximum(count - 64 * WORDS, 0)
-        bit = added - base
-        both = (bit >= 0)[None, :] & (token - base >= 0)[:, None] & (keys_at < end)[None, :]
+        base = tl.maximum(num_nodes + count - 64 * WORDS, 0)
+        bit = num_nodes + added - base
+        both = (bit >= 0)[None, :] & (num_nodes + token - base >= 0)[:, None] & (keys_at < end)[None, :]
         place = (start + token).to(tl.int64)[:, None] * WORDS + (bit // 64)[None, :]
         word = tl.load(words + place, mask=both, other=-1)
         seen = (word >> tl.where(bit >= 0, bit % 64, 0).to(tl.int64)[None, :]) & 1
         allowed = allowed & (seen > 0)
     if HAS_WINDOW or HAS_CHUNK:
         new = (added >= 0) & (keys_at < end)
-        depth = tl.load(positions + start + added, mask=new, other=0)
-        key_positions = tl.where(new, depth, keys_at.to(tl.int64))
+        key_positions = tl.where(new, tl.load(positions + start + added, mask=new, other=0), keys_at.to(tl.int64))
+        if HAS_TREE:
+            node = num_nodes + added
+            is_cached = (node >= 0) & (added < 0)
+            depth = tl.load(depths + request * num_nodes + node, mask=is_cached, other=0)
+            key_positions = tl.where(is_cached, (context - num_nodes + depth).to(tl.int64), key_positions)
         if HAS_WINDOW:
             allowed = allowed & (query_positions[:, None] - key_positions[None, :] < window)
         if HAS_CHUNK:
@@ -128,6 +150,8 @@ def attend(
     seq_lens,
     positions,
     words,
+    depths,
+    num_nodes,
     sinks,
     out,
     log_sums,
@@ -221,8 +245,8 @@ def attend(
         if HAS_SOFTCAP:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
         allowed = _allowed(
-            keys_at, end, start, count, context, token, query_positions, positions, words, window, chunk,
-            HAS_TREE, WORDS, HAS_WINDOW, HAS_CHUNK,
+            keys_at, end, request, start, count, context, token, query_positions, positions, words, depths, num_nodes,
+            window, chunk, HAS_TREE, WORDS, HAS_WINDOW, HAS_CHUNK,
         )  # fmt: skip
         scores = tl.where(allowed, scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, axis=1))

@@ -54,8 +54,16 @@ def assert_right(case: AttentionCase, backend: TritonBackend | None = None, tole
 
 def case_of(lengths: list[tuple[int, int]], parents: list[list[int]] | None = None, **options: Any) -> AttentionCase:
     dtype, block_size = options.pop("dtype", torch.float32), options.pop("block_size", 16)
-    layer = attention_layer(**options)
-    return attention_case(lengths, layer, block_size=block_size, parents=parents, dtype=dtype, device=DEVICE)
+    num_cached_nodes = options.pop("num_cached_nodes", 0)
+    return attention_case(
+        lengths,
+        attention_layer(**options),
+        block_size=block_size,
+        parents=parents,
+        num_cached_nodes=num_cached_nodes,
+        dtype=dtype,
+        device=DEVICE,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -84,6 +92,17 @@ def test_trees_across_parts_and_words() -> None:
     lengths = [(37, 70), (60, 6), (5, 3)]
     assert_right(case_of(lengths, [large, small, [-1, 0, 1]], sliding_window=12))
     assert_right(case_of([(60, 6), (5, 3)], [small, [-1, 0, 1]]), TritonBackend(part=64))
+
+
+@pytest.mark.parametrize("fields", [{}, {"sliding_window": 12}, {"chunk_size": 24}], ids=str)
+def test_trees_grow_across_parts_and_words(fields: dict[str, Any]) -> None:
+    """More than 64 cached nodes, new nodes in the first word and the second; nodes on both sides of a cut."""
+    rng = random.Random(4)
+    trees = [[-1, -1, *(rng.randrange(max(-1, i - 9), i) for i in range(2, count))] for count in (74, 70)]
+    lengths = [(37 + 66, 8), (5 + 66, 4)]
+    case = case_of(lengths, trees, num_cached_nodes=66, **fields)
+    assert_right(evolve(case, cache=copy_cache(case.cache)))
+    assert_right(case, TritonBackend(part=64))
 
 
 def test_a_tree_behind_a_prefill_chunk() -> None:

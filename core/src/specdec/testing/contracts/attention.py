@@ -72,6 +72,15 @@ FORESTS: list[list[int]] = [[-1, -1, 0, 1, 1, -1, 2], [-1, 0, 1], [-1, -1, -1], 
 """The same with several roots, which come late as well; the second is a chain."""
 
 
+GROWN = 4
+"""How many of the first nodes of `GROWING` earlier batches have run."""
+
+GROWING: list[list[int]] = [[-1, -1, 0, 1, 2, 3, 3], [-1, 0, 1, 2, 3], [-1, -1, -1, -1, 2, 0, 4, -1], [-1, 0, 0, 1, 2]]
+"""Trees in which new nodes follow cached ones, each other, and the context; the second is a chain."""
+
+TREE_LAYERS: list[dict[str, Any]] = [{}, {"sliding_window": 3}, {"chunk_size": 4}]
+
+
 class AttentionBackendContract(PluginContract):
     """What every attention backend must hold to. A subclass gives the fixture `backend`.
 
@@ -97,6 +106,7 @@ class AttentionBackendContract(PluginContract):
         layer: AttentionLayer | None = None,
         *,
         parents: Sequence[Sequence[int]] | None = None,
+        num_cached_nodes: int = 0,
         num_layers: int = 1,
     ) -> AttentionCase:
         """A random case in this contract's dtype, device and block size."""
@@ -105,6 +115,7 @@ class AttentionBackendContract(PluginContract):
             layer or attention_layer(),
             block_size=self.block_size,
             parents=parents,
+            num_cached_nodes=num_cached_nodes,
             dtype=self.dtype,
             device=self.device,
             num_layers=num_layers,
@@ -182,6 +193,30 @@ class AttentionBackendContract(PluginContract):
             lengths = [(cached, len(row)) for cached, row in zip((9, 5, 0, 3), FORESTS, strict=True)]
             case = self.case(lengths, layer, parents=FORESTS)
             self.expect(case, self.attend(backend, case))
+
+    @pytest.mark.parametrize("fields", TREE_LAYERS, ids=str)
+    def test_trees_grow_in_the_cache(self, backend: AttentionBackend, fields: dict[str, Any]) -> None:
+        """A level of a tree runs alone: its nodes see their ancestors among the nodes that earlier batches have run."""
+        layer = attention_layer(**fields)
+        self.require(backend, layer, trees=True)
+        lengths = [(context + GROWN, len(row) - GROWN) for context, row in zip((9, 5, 0, 3), GROWING, strict=True)]
+        case = self.case(lengths, layer, parents=GROWING, num_cached_nodes=GROWN)
+        self.expect(case, self.attend(backend, case))
+
+    def test_a_node_at_a_time(self, backend: AttentionBackend) -> None:
+        """A tree whose nodes run one after another gives what it gives at once."""
+        layer = attention_layer(sliding_window=3)
+        self.require(backend, layer, trees=True)
+        tree = FORESTS[0]
+        whole = self.case([(9, len(tree))], layer, parents=[tree])
+        want, got = self.attend(backend, evolve(whole, cache=copy_cache(whole.cache))), list[torch.Tensor]()
+        parents = torch.tensor(tree, dtype=torch.int32, device=self.device)
+        for node in range(len(tree)):
+            part = _part(whole, 9 + node, 10 + node, first=9)
+            nodes = parents[None, :node] if node else None
+            batch = evolve(part.batch, parents=parents[node : node + 1], cached_parents=nodes)
+            got.append(self.attend(backend, evolve(part, batch=batch)))
+        self.close(torch.cat(got), want)
 
     def test_windows_count_depth(self, backend: AttentionBackend) -> None:
         """Nodes of a tree take slots, but their positions go by depth: the eighth child of the anchor still sees the
@@ -291,17 +326,18 @@ class AttentionBackendContract(PluginContract):
         assert torch.equal(self.attend(backend, case), self.attend(backend, other))
 
 
-def _part(case: AttentionCase, start: int, end: int) -> AttentionCase:
-    """Tokens ``start`` to ``end - 1`` of a case of one request that was to be prefilled at once."""
+def _part(case: AttentionCase, start: int, end: int, first: int = 0) -> AttentionCase:
+    """Tokens ``start`` to ``end - 1`` of a case of one request that was to run from ``first`` on at once."""
+    rows = slice(start - first, end - first)
     batch = evolve(
         case.batch,
-        input_ids=case.batch.input_ids[start:end],
-        positions=case.batch.positions[start:end],
-        slot_mapping=case.batch.slot_mapping[start:end],
+        input_ids=case.batch.input_ids[rows],
+        positions=case.batch.positions[rows],
+        slot_mapping=case.batch.slot_mapping[rows],
         query_start_loc=torch.tensor([0, end - start], dtype=torch.int32, device=case.query.device),
         seq_lens=torch.tensor([end], dtype=torch.int32, device=case.query.device),
         logits_indices=torch.arange(end - start, device=case.query.device),
         max_query_len=end - start,
         max_seq_len=end,
     )
-    return evolve(case, batch=batch, query=case.query[start:end], key=case.key[start:end], value=case.value[start:end])
+    return evolve(case, batch=batch, query=case.query[rows], key=case.key[rows], value=case.value[rows])

@@ -24,6 +24,18 @@ class ConfigError(SpecdecError):
         self.path = path
 
 
+class DraftLengthError(ConfigError):
+    """More draft tokens are asked for than the method can draft."""
+
+    def __init__(self, path: str, given: int, label: str, most: int) -> None:
+        super().__init__(
+            f"{path} is {given}, but the {label} drafts at most {most} tokens with what it has loaded: set it to "
+            f"{most} or leave it out",
+            path=path,
+        )
+        self.most = most
+
+
 class InvalidRequestError(SpecdecError):
     """A prompt or its sampling parameters cannot be served; the engine goes on."""
 

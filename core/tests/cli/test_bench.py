@@ -65,7 +65,7 @@ def test_prefix_caching_is_off_unless_asked_for(cli, fake_engine):
 def test_more_configurations(cli, fake_engine):
     _, out, _ = cli("bench", "m", *METHOD, "--also", '{"method": "ngram", "num_speculative_tokens": 8}')
     assert "ngram k=8" in out
-    assert [e.config.speculative and e.config.speculative.num_speculative_tokens for e in fake_engine] == [None, 4, 8]
+    assert [e.config.speculative and e.config.speculative.most_draft_tokens for e in fake_engine] == [None, 4, 8]
 
 
 def test_different_outputs_are_counted(fake_engine, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, DraftLengthError
 from specdec_composite.config import MEMBERS
 from specdec_composite.member import Member
 from specdec_composite.options import read_members
@@ -24,15 +24,21 @@ def build_members(config: CompositeConfig, engine: EngineContext) -> list[Member
     if engine.registry is None:
         raise ConfigError("the method composite builds other methods, which needs an engine", path=MEMBERS)
     members: list[Member] = []
-    for options in read_members(config.proposers, engine.registry):
+    for index, options in enumerate(read_members(config.proposers, engine.registry)):
         method = options.method
-        limit = options.num_speculative_tokens or engine.num_speculative_tokens
+        proposer = engine.registry.create("proposer", method, "propose", config=options.config, engine=engine)
+        label = engine.registry.describe("proposer", method)
+        limit, most = options.num_speculative_tokens, proposer.capabilities.max_draft_tokens
+        if limit is not None and most is not None and limit > most:
+            path = f"{MEMBERS}[{index}].num_speculative_tokens"
+            raise DraftLengthError(path, limit, label, most)
+        reach = [number for number in (limit, most, engine.num_speculative_tokens) if number is not None]
         members.append(
             Member(
-                engine.registry.create("proposer", method, "propose", config=options.config, engine=engine),
+                proposer,
                 name=_unused(method, members),
-                label=engine.registry.describe("proposer", method),
-                max_draft_tokens=min(limit, engine.num_speculative_tokens),
+                label=label,
+                max_draft_tokens=min(reach),
                 max_faults=config.max_member_faults,
             )
         )

@@ -53,9 +53,11 @@ class CompositeProposer(Proposer):
             aux_layers=tuple(sorted({layer for need in needs for layer in need.aux_layers})),
         )
         given = [member.proposer.capabilities for member in members]
+        most = [one.max_draft_tokens for one in given]
         self.capabilities = ProposerCapabilities(
             trees=any(one.trees for one in given),
             draft_probs=any(one.draft_probs for one in given),
+            max_draft_tokens=None if None in most else max(number for number in most if number is not None),
             keeps_finished_requests=any(one.keeps_finished_requests for one in given),
         )
 

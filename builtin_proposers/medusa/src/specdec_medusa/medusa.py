@@ -73,7 +73,11 @@ class MedusaProposer(Proposer):
         self._vocab_size = engine.target_info.vocab_size
         self._to_target_ids = None if heads.target_ids is None else heads.to_target_ids
         self.needs = Needs(hidden_states=True)
-        self.capabilities = ProposerCapabilities(trees=tree is not None, draft_probs=sampler.needs_probs)
+        self.capabilities = ProposerCapabilities(
+            trees=tree is not None,
+            draft_probs=sampler.needs_probs,
+            max_draft_tokens=len(heads) if tree is None else None,
+        )
         self._chains = ChainDrafter(
             sampler,
             vocab_size=self._vocab_size,

@@ -56,7 +56,11 @@ class MlpSpeculatorProposer(Proposer):
         self._shape = _shape(config, len(network.steps), engine)
         sampler = DraftSampler(config.draft_sample_method)
         self.needs = Needs(hidden_states=True)
-        self.capabilities = ProposerCapabilities(trees=self._shape is not None, draft_probs=sampler.needs_probs)
+        self.capabilities = ProposerCapabilities(
+            trees=self._shape is not None,
+            draft_probs=sampler.needs_probs,
+            max_draft_tokens=len(network.steps) if self._shape is None else None,
+        )
         self._chains = ChainDrafter(
             sampler, vocab_size=engine.target_info.vocab_size, confidence_threshold=config.confidence_threshold
         )

@@ -27,7 +27,7 @@ import attrs
 from attrs import field, frozen
 
 from specdec.config import SpeculativeConfig
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, DraftLengthError
 from specdec.metrics import EngineStats
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def measure_method(
     advance: Advance,
     proposer: Proposer | None = None,
 ) -> MethodFacts:
-    """Draft time and acceptance of one method, one request at a time.
+    """Draft time and acceptance of one method, one request at a time, with drafts as long as it can make them.
 
     Raises:
         SpecdecError: the method cannot serve this model.
@@ -317,8 +317,12 @@ def measure_method(
 
     always = attrs.evolve(speculative, speculation="always")
     name = speculative.method or str(speculative.model)
-    engine = Frontend(attrs.evolve(config, speculative=always), proposer)
-    k = always.num_speculative_tokens
+    try:
+        engine = Frontend(attrs.evolve(config, speculative=always), proposer)
+    except DraftLengthError as error:
+        always = attrs.evolve(always, num_speculative_tokens=error.most)
+        engine = Frontend(attrs.evolve(config, speculative=always), proposer)
+    k = always.most_draft_tokens
     try:
         inputs = _inputs(engine, prompts)
         _decode(engine, inputs[0], params, k, stop_after=8)

@@ -95,7 +95,7 @@ def variants_of(config: EngineConfig, speculative: Sequence[SpeculativeConfig]) 
     """Plain decoding and one variant for each speculative configuration, all else equal."""
     variants = [Variant("plain", attrs.evolve(config, speculative=None))]
     for one in speculative:
-        name = _unused(one.method or str(one.model), one.num_speculative_tokens, {v.name for v in variants})
+        name = _unused(one.method or str(one.model), one.most_draft_tokens, {v.name for v in variants})
         variants.append(Variant(name, attrs.evolve(config, speculative=one)))
     return variants
 

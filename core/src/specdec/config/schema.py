@@ -13,6 +13,7 @@ from specdec.config.problems import InvalidValueError, SettingsConflictError
 from specdec.config.sizes import Size
 
 MAX_SPECULATIVE_TOKENS = 64
+DEFAULT_SPECULATIVE_TOKENS = 4
 
 
 @frozen(kw_only=True)
@@ -29,8 +30,10 @@ class SpeculativeConfig:
     """Name of the proposer, as `specdec plugins` lists it; without it the checkpoint in `model` decides."""
     model: str | None = field(default=None, validator=optional(check.text()))
     """Draft model or head: a directory or a model id; for methods that need one."""
-    num_speculative_tokens: int = field(default=4, validator=check.integer(1, MAX_SPECULATIVE_TOKENS))
-    """Most draft tokens per request and step (k)."""
+    num_speculative_tokens: int | None = field(
+        default=None, validator=optional(check.integer(1, MAX_SPECULATIVE_TOKENS))
+    )
+    """Most draft tokens per request and step (k). Not set: 4, or as many as the method's heads draft if fewer."""
     speculation: Literal["auto", "always"] = field(default="auto", validator=check.choice("auto", "always"))
     """auto drafts as many tokens as pay, from measured times and acceptance, none while none pay; always drafts k."""
     num_speculative_tokens_per_batch_size: Any = field(default=None)
@@ -45,7 +48,7 @@ class SpeculativeConfig:
         from specdec.control.schedule import Schedule
 
         try:
-            Schedule.parse(value, self.num_speculative_tokens)
+            Schedule.parse(value, self.most_draft_tokens)
         except ValueError as error:
             raise InvalidValueError(f"speculative.{attribute.name}", value, str(error)) from None
 
@@ -59,12 +62,17 @@ class SpeculativeConfig:
                 hint=f'Write "method": "{legacy[1]}" and leave "model" out.',
             )
         if self.method is None and self.model is None:
-            given = ", ".join([f"num_speculative_tokens={self.num_speculative_tokens}", *sorted(self.options)])
+            given = ", ".join([f"num_speculative_tokens={self.most_draft_tokens}", *sorted(self.options)])
             raise SettingsConflictError(
                 f"speculative is given ({given}) without 'method' or 'model', so nothing could propose. "
                 "Set speculative.method, for example 'ngram', or remove the section for plain decoding.",
                 path="speculative.method",
             )
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """``num_speculative_tokens``, or what stands for it until the method is known."""
+        return self.num_speculative_tokens or DEFAULT_SPECULATIVE_TOKENS
 
 
 @frozen(kw_only=True)

@@ -12,7 +12,7 @@ from specdec.config import format_size, parse_size
 from specdec.engine.kv_cache import KVCacheManager
 from specdec.engine.plugins import make_constraints
 from specdec.engine.scheduler import Scheduler
-from specdec.errors import CapacityError, ConfigError, PluginUnsuitableError
+from specdec.errors import CapacityError, ConfigError, DraftLengthError, PluginUnsuitableError
 from specdec.registry import Registry
 from specdec.runner.batch import BatchBuilder
 from specdec.runner.commit import Committer
@@ -86,6 +86,11 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
         label = registry.describe("proposer", method)
     if proposer is not None:
         _check_pair(proposer, verifier)
+        config = _with_draft_length(config, proposer, label)
+        assert config.speculative is not None
+        context = attrs.evolve(
+            context, num_speculative_tokens=config.speculative.most_draft_tokens, settings=attrs.asdict(config)
+        )
         if own_bytes := proposer.kv_bytes_per_token():
             bytes_per_token += own_bytes
             context = attrs.evolve(context, max_model_len=_max_model_len(config, target, bytes_per_token))
@@ -184,7 +189,7 @@ def _context(config: EngineConfig, registry: Registry, target: TargetModel, max_
         dtype=str(target.dtype).removeprefix("torch."),
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
-        num_speculative_tokens=config.speculative.num_speculative_tokens if config.speculative else 0,
+        num_speculative_tokens=config.speculative.most_draft_tokens if config.speculative else 0,
         block_size=config.block_size,
         seed=config.seed,
         target=target,
@@ -249,6 +254,17 @@ def _check_pair(proposer: Proposer, verifier: Verifier) -> None:
             kind="verifier",
             name=verifier.name,
         )
+
+
+def _with_draft_length(config: EngineConfig, proposer: Proposer, label: str) -> EngineConfig:
+    """The configuration with the number of draft tokens set; more than the proposer can draft are refused."""
+    assert config.speculative is not None
+    given, most = config.speculative.num_speculative_tokens, proposer.capabilities.max_draft_tokens
+    if given is not None and most is not None and given > most:
+        raise DraftLengthError("speculative.num_speculative_tokens", given, label, most)
+    k = config.speculative.most_draft_tokens
+    k = k if most is None else min(k, most)
+    return attrs.evolve(config, speculative=attrs.evolve(config.speculative, num_speculative_tokens=k))
 
 
 def _drafting(config: EngineConfig, context: EngineContext, proposer: Proposer, method: str, label: str) -> Drafting:

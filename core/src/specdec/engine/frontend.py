@@ -34,7 +34,7 @@ class Frontend:
 
     def __init__(self, config: EngineConfig, proposer: Proposer | None = None) -> None:
         parts = build(config, proposer)
-        self.config = config
+        self.config = parts.config
         self.context = parts.context
         self.tokenizer = parts.target.tokenizer
         self.core = EngineCore(parts)

@@ -207,3 +207,19 @@ def test_heads_learn_from_the_same_answers(target: Path, prompts: Path, tmp_path
         assert (tmp_path / head / "checkpoint" / "model.safetensors").exists()
     manifest = (shared / "manifest.jsonl").read_text().splitlines()
     assert len(manifest) == 1 + len(PROMPTS)
+
+
+def test_prompts_get_the_chat_template(target: Path, prompts: Path, tmp_path: Path) -> None:
+    lengths = {}
+    for name, flags in {"text": [], "chat": ["--chat"]}.items():
+        assert train("medusa", target, prompts, tmp_path / name, "--num-prompts", "4", *flags) == 0
+        records = (tmp_path / name / "answers" / "manifest.jsonl").read_text().splitlines()[1:]
+        lengths[name] = [json.loads(record)["num_prompt_tokens"] for record in records]
+    assert all(chat > text for chat, text in zip(lengths["chat"], lengths["text"], strict=True))
+
+
+def test_answers_that_end_at_once_say_that_a_template_may_be_missing(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("medusa", target, prompts, tmp_path, "--max-tokens", "3") == 2
+    assert "only 0 of 8 answers have 5 tokens or more" in capsys.readouterr().err

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 def extract(arguments: argparse.Namespace) -> int:
     """Run the model over the prompts that are not written yet; the exit code is 1 when some are missing at the end."""
     prompts = _distinct(read_file(Path(arguments.prompts)))
+    if arguments.chat:
+        prompts = [prompt.as_chat() for prompt in prompts]
     folder = Path(arguments.output)
     with LLM.from_config(engine_config(arguments)) as llm:
         known = written(folder)

@@ -21,6 +21,7 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
     )
     add_model(parser, None, "a directory, a model id, a .gguf file or a bundled name such as demo:smollm2")
     parser.add_argument("--prompts", required=True, metavar="FILE", help="prompts, one JSON object a line (.jsonl)")
+    parser.add_argument("--chat", action="store_true", help="apply the model's chat template to the prompts")
     parser.add_argument("--output", required=True, metavar="DIR", help="directory of the shards")
     parser.add_argument("--layers", type=_layers, default=(), metavar="N,N", help="decoder layers, counted from 0")
     parser.add_argument("--no-final", action="store_true", help="leave out the final hidden states")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ def collect(options: TrainingOptions, layers: tuple[int, ...]) -> Answers:
         argparse.Namespace(
             model=options.model,
             prompts=str(_first_prompts(options)),
+            chat=options.chat,
             output=str(folder),
             layers=layers,
             no_final=False,
@@ -123,12 +125,19 @@ def collect(options: TrainingOptions, layers: tuple[int, ...]) -> Answers:
         )
     )
     needed = options.num_steps + 2
+    answered = read_manifest(folder)[1]
     records = [
         record
-        for record in read_manifest(folder)[1]
+        for record in answered
         if record["num_tokens"] - record["num_prompt_tokens"] >= needed
         and record["num_prompt_tokens"] + needed < MAX_ROWS
     ]
+    if len(records) < len(answered) // 2:
+        print(
+            f"only {len(records)} of {len(answered)} answers have {needed} tokens or more; if the model is made for "
+            "chat, its prompts need its template: give --chat and another --output",
+            file=sys.stderr,
+        )
     if len(records) < 2:
         raise AnswersMissingError(
             f"{len(records)} answers have the {needed} tokens that {options.num_steps} draft steps need; "

@@ -38,6 +38,7 @@ class TrainingOptions:
     out: Path
     init: str | None = None
     answers: Path | None = None
+    chat: bool = False
     dtype: str = "auto"
     num_prompts: int | None = field(default=None, validator=optional(_within(1, 2**31, "at least 1")))
     max_tokens: int = field(default=256, validator=_within(2, 2**20, "at least 2"))

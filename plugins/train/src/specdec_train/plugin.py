@@ -10,11 +10,11 @@ from specdec_train.options import DEFAULTS, DRAFT_VOCAB_SIZE, HEADS
 
 EXAMPLES = """\
 examples:
-  specdec train eagle3 --model demo:smollm2 --prompts prompts.jsonl --output heads/eagle3
+  specdec train eagle3 --model demo:smollm2 --chat --prompts prompts.jsonl --output heads/eagle3
       let the model answer the prompts, and train a head on the answers
   specdec train medusa --model my-model --prompts prompts.jsonl --output heads/medusa --num-steps 4 --epochs 1
       the same command again goes on where it stopped
-  specdec train eagle3 --model demo:smollm2 --prompts more.jsonl --output heads/second --init heads/eagle3/checkpoint
+  specdec train eagle3 --model demo:smollm2 --chat --prompts more.jsonl --output heads/2 --init heads/eagle3/checkpoint
       train a head further, on other prompts
   specdec bench my-model --speculative-config '{"model": "heads/eagle3/checkpoint"}' --prompts other.jsonl
       measure what came out"""
@@ -62,6 +62,7 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
         help="a head of this kind and size to start from: a directory, a model id or a bundled name; its draft\n"
         "vocabulary is kept. Without it training starts from the target's own layers",
     )
+    parser.add_argument("--chat", action="store_true", help="apply the model's chat template to the prompts")
     parser.add_argument(
         "--answers",
         metavar="DIR",

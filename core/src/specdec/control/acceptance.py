@@ -10,16 +10,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from attrs import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OWN_DISCOUNT = 0.97
-_POOL_DISCOUNT = 0.98
-_POOL_WEIGHT = 24.0
+_DISCOUNT = 0.98
+"""Weight of evidence from one step to the next."""
+_LEAST_WEIGHT = 8.0
+"""Drafts' worth of evidence that age does not take away: what is known stays the best guess."""
+_POOL_WEIGHT = 5.0
 """How many drafts of its own weigh as much as the pool in a request's estimate."""
 _PRIOR, _PRIOR_WEIGHT = 0.7, 2.0
 _TESTED, _ACCEPTED, _OFFERED, _DRAFTED = range(4)
+
+
+@frozen
+class Estimate:
+    """What is believed of the positions of drafts, each [requests, positions]."""
+
+    accept: np.ndarray
+    """Probability that a drafted position is accepted, given those before it are."""
+    spread: np.ndarray
+    """Standard deviation of `accept`."""
+    fill: np.ndarray
+    """Probability that the position is drafted when the limit allows it; falls along positions."""
+
+    def survival(self, deviations: float) -> np.ndarray:
+        """Probability that a drafted position is accepted with all before it.
+
+        Args:
+            deviations: standard deviations by which each is taken to be higher than believed.
+        """
+        return np.cumprod(np.clip(self.accept + deviations * self.spread, 0.0, 1.0), axis=1)
 
 
 class Acceptance:
@@ -34,36 +57,33 @@ class Acceptance:
 
     def record_outcomes(self, request_ids: Sequence[str], drafted: np.ndarray, accepted: np.ndarray) -> None:
         """Drafts were verified: int [n] tokens drafted, of which the first ``accepted`` were kept."""
-        tested = np.minimum(accepted + 1, drafted)
-        self._add(request_ids, _TESTED, tested, accepted)
+        self._add(request_ids, _TESTED, np.minimum(accepted + 1, drafted), accepted)
 
     def record_drafts(self, request_ids: Sequence[str], limits: np.ndarray, counts: np.ndarray) -> None:
         """Drafts were made: int [n] tokens allowed, of which ``counts`` were drafted."""
-        offered = np.minimum(counts + 1, limits)
-        self._add(request_ids, _OFFERED, offered, counts)
+        self._add(request_ids, _OFFERED, np.minimum(counts + 1, limits), counts)
 
-    def estimate(self, request_ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Probabilities for each request and position.
+    def age(self, num_steps: int) -> None:
+        """Steps passed: what was seen before counts less beside what will be seen."""
+        kept = _DISCOUNT**num_steps
+        for counts in (self._pool, self._own):
+            for tries in (_TESTED, _OFFERED):
+                weight = counts[tries]
+                factor = np.maximum(kept, np.minimum(1.0, _LEAST_WEIGHT / np.maximum(weight, 1e-9)))
+                counts[tries : tries + 2] *= factor
 
-        Returns:
-            [n, positions] that a drafted position is accepted (with all before it), and [n, positions] that the
-            position is drafted when the limit allows it. Both fall along positions.
-        """
+    def estimate(self, request_ids: Sequence[str]) -> Estimate:
+        """What is to be expected of each request."""
         slots = np.array([self._slots.get(request_id, -1) for request_id in request_ids])
         own = self._own[:, slots] * (slots >= 0)[:, None]
-        accepted, tested, drafted, offered = (self._pool[kind] for kind in (_ACCEPTED, _TESTED, _DRAFTED, _OFFERED))
+        tested, accepted, offered, drafted = self._pool
         # a position without evidence is like the others
         overall = (accepted.sum() + _PRIOR * _PRIOR_WEIGHT) / (tested.sum() + _PRIOR_WEIGHT)
         accept = _shrunk(own[_ACCEPTED], own[_TESTED], accepted, tested, overall)
         fill = _shrunk(own[_DRAFTED], own[_OFFERED], drafted, offered, _PRIOR)
-        return np.cumprod(accept, axis=1), np.cumprod(fill, axis=1)
-
-    def forget_all_but(self, weight: float) -> None:
-        """Cut the evidence on acceptance to ``weight`` drafts, so that new evidence counts soon."""
-        for counts in (self._pool[None], np.moveaxis(self._own, 1, 0)):
-            factor = np.minimum(1.0, weight / np.maximum(counts[:, _TESTED], weight))
-            counts[:, _TESTED] *= factor
-            counts[:, _ACCEPTED] *= factor
+        weight = own[_TESTED] + np.minimum(tested + _PRIOR_WEIGHT, _POOL_WEIGHT)
+        spread = np.sqrt((accept * (1.0 - accept) + 0.25 / weight) / weight)
+        return Estimate(accept, spread, np.cumprod(fill, axis=1))
 
     def finish(self, request_id: str) -> None:
         """A request ended."""
@@ -74,11 +94,10 @@ class Acceptance:
 
     def _add(self, request_ids: Sequence[str], kind: int, tries: np.ndarray, hits: np.ndarray) -> None:
         slots = np.array([self._slot(request_id) for request_id in request_ids])
-        tried = (self._positions < tries[:, None]).astype(np.float64)
-        hit = (self._positions < hits[:, None]).astype(np.float64)
-        for offset, counts in ((kind, tried), (kind + 1, hit)):
-            self._own[offset, slots] = _OWN_DISCOUNT * self._own[offset, slots] + counts
-            self._pool[offset] = _POOL_DISCOUNT * self._pool[offset] + counts.sum(axis=0)
+        for offset, numbers in ((kind, tries), (kind + 1, hits)):
+            counts = (self._positions < numbers[:, None]).astype(np.float64)
+            np.add.at(self._own[offset], slots, counts)
+            self._pool[offset] += counts.sum(axis=0)
 
     def _slot(self, request_id: str) -> int:
         slot = self._slots.get(request_id)

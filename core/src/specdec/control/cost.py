@@ -1,216 +1,136 @@
-"""Step time learned online: seconds by batch size and by a second number (rows of the batch, draft length).
+"""Step and draft time learned online, as a function of the number of requests and of rows (or of the longest draft).
 
-Machines are noisy and drift: a neighbour, the clock, a growing context slow everything together. Each measurement is
-therefore explained by two factors, one for the machine now and one for the cell: the first follows quickly and is
-shared by all cells, so that cells measured at different times stay comparable. Residuals are clipped, so that one
-pause of the operating system moves nothing.
+The time is taken to be a sum: something fixed, something for each request, and something for each row, which may differ
+between few rows and many (a straight line between powers of two):
+
+    speed * (1 + a (requests - 1) + sum over intervals j of w_j * (rows within interval j)).
+
+So what is measured at one batch size serves the others, and what is measured at some draft lengths the lengths between
+and beyond. A Kalman filter learns the parameters; one more is the speed of the machine now, which neighbours, the clock
+and growing contexts change for all steps alike. Residuals are clipped, so that one pause of the operating system moves
+little.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
 
 import numpy as np
-from attrs import define
+from attrs import frozen
 
-_GROWTH = 1.08
-_MAX_X = 1 << 16
-_CLIP = 0.25
-"""Largest residual of one measurement that counts, in natural logarithms."""
-_DRIFT_RATE = 0.08
-_CELL_RATE = 0.06
-"""Slowest update of a cell; the first measurements of a cell are averaged."""
-_FEW = 5
-"""Measurements of a cell that are kept."""
-_KNOWN = 2
-"""Measurements that make a cell known."""
-_STALE = 400
-"""Measurements of other cells after which a cell is not known any more."""
-_FULL_WEIGHT = 32
-"""Measurements beyond which a cell weighs no more in the fit."""
-
-
-def _edges() -> np.ndarray:
-    """Lower bounds of the cells: every number to begin with, then steps of `_GROWTH`."""
-    found, x = [0], 1
-    while x < _MAX_X:
-        found.append(x)
-        x = max(x + 1, int(x * _GROWTH))
-    return np.array(found)
+_NOISE = 0.06
+"""Relative standard deviation of one measurement."""
+_CLIP = 2.5
+"""Largest residual that counts, in standard deviations."""
+_UNKNOWN = 10.0
+"""Relative standard deviation of the machine's speed before the first measurement."""
+_DRIFT = 0.01
+"""Relative standard deviation of the machine's speed from one measurement to the next."""
+_SPREAD = 2.0
+"""Standard deviation of the parameters, in units of their prior means."""
+_CORRELATION = 0.8
+"""Between the growth in neighbouring intervals."""
+_RENEWAL = 1 / 2000
+"""Share of the prior's variance that each measurement adds: what is not measured becomes uncertain again."""
+_DOUBLED = 1.5
+"""Prior mean of what a step with twice the rows takes, relative to the step."""
+_REQUEST = 0.03
+"""Prior mean of what a request adds."""
 
 
-_EDGES = _edges()
-_EDGE_LIST = _EDGES.tolist()
+@frozen(eq=False)
+class Curve:
+    """Seconds at rising x, to be joined by straight lines."""
+
+    x: np.ndarray
+    seconds: np.ndarray
+    spread: np.ndarray
+    """Relative standard deviations of what the time at each x is beside that of x = number of requests."""
 
 
-class CostTable:
-    """Seconds as a function of (number of requests, x); increasing in x."""
+class CostModel:
+    """Seconds by (number of requests, x); never falling in x."""
 
-    def __init__(self, relative_slope: float | None) -> None:
-        """An empty table.
+    def __init__(self, knots: np.ndarray, growth: np.ndarray) -> None:
+        """Know nothing yet but a prior.
 
         Args:
-            relative_slope: growth per unit of x of the only known cell, as long as there is only one: a fraction of its
-                value, or None for proportional to x.
+            knots: float [J + 1], rising: ends of the intervals of x.
+            growth: float [J]: prior mean of what each interval adds over its whole width, in units of the fixed part.
         """
-        self._relative_slope = relative_slope
-        self._rows: dict[int, _Row] = {}
-        self._log_speed: float | None = None
-        self._now = 0
+        self.is_empty = True
+        self._knots = knots
+        self._widths = np.diff(knots)
+        self._whole = np.tril(np.ones((len(knots), len(self._widths))), -1) * self._widths
+        """How much of each interval lies below each knot."""
+        self._unit = np.concatenate([[_REQUEST], growth / self._widths])
+        self._state = np.ones(len(self._unit))
+        size = len(self._unit)
+        apart = np.abs(np.subtract.outer(np.arange(size), np.arange(size)))
+        prior = _SPREAD**2 * _CORRELATION**apart
+        prior[0, 1:] = prior[1:, 0] = 0.0
+        self._covariance = np.zeros((size + 1, size + 1))
+        self._covariance[0, 0] = _UNKNOWN**2
+        self._covariance[1:, 1:] = prior
+        self._process = np.zeros_like(self._covariance)
+        self._process[0, 0] = _DRIFT**2
+        self._process[1:, 1:] = _RENEWAL * prior
+        self._speed = 0.0
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was measured yet."""
-        return not self._rows
+    @classmethod
+    def of_steps(cls, most_rows: int) -> CostModel:
+        """A step by its rows; `_DOUBLED` says what more rows take until something else is known."""
+        number = max(1, math.ceil(math.log2(max(most_rows, 2))))
+        powers = np.arange(number + 1)
+        return cls(2.0**powers, np.diff(_DOUBLED**powers))
 
-    def observe(self, num_requests: int, x: int, seconds: float) -> None:
-        """Learn from one measurement."""
+    @classmethod
+    def of_drafts(cls, longest: int) -> CostModel:
+        """A draft by its longest length; each token takes half as long as the call until something else is known."""
+        number = max(1, math.ceil(math.log2(max(longest, 2))))
+        knots = np.concatenate([[0.0], 2.0 ** np.arange(number + 1)])
+        return cls(knots, 0.5 * np.diff(knots))
+
+    def guess(self, num_requests: int, x: float, seconds: float) -> None:
+        """Nothing was measured yet, but this time is of the right order."""
+        if self.is_empty:
+            self._speed = seconds / self._value(self._features(num_requests, x))
+
+    def observe(self, num_requests: int, x: float, seconds: float, count: int = 1) -> None:
+        """Learn that ``count`` measurements were about ``seconds``."""
         if seconds <= 0:
             return
-        value = math.log(seconds)
-        if self._log_speed is None:
-            self._log_speed = value
-        row = self._rows.setdefault(_bucket(num_requests), _Row())
-        self._now += 1
-        self._log_speed += _DRIFT_RATE * row.observe(x, value - self._log_speed, self._now)
-
-    def is_known(self, num_requests: int, x: np.ndarray) -> np.ndarray:
-        """Whether the cell of each x was measured often enough to be believed."""
-        row = self._rows.get(_bucket(num_requests))
-        known = [] if row is None else row.known(self._now)
-        return np.isin(np.searchsorted(_EDGES, np.round(x), side="right"), known)
-
-    def lower_bound(self, num_requests: int, x: np.ndarray) -> np.ndarray:
-        """The least that is possible at each x if cost never falls: the cost at the known cell below it."""
-        row = self._rows.get(_bucket(num_requests))
-        known = [] if row is None else row.known(self._now)
-        if row is None or not known:
-            return np.zeros(np.shape(x))
-        at = np.array([row.cells[index].x for index in known])
-        low = self.curve(num_requests)(at)
-        below = np.searchsorted(at, x + 0.5) - 1
-        return np.where(below < 0, 0.0, low[np.maximum(below, 0)])
+        features = self._features(num_requests, x)
+        value = self._value(features)
+        if self.is_empty:
+            self.is_empty, self._speed = False, seconds / value
+        covariance = self._covariance
+        covariance += count * self._process
+        row = np.concatenate([[1.0], features / value])
+        shared = covariance @ row
+        variance = float(row @ shared) + _NOISE**2 / count
+        gain = shared / variance
+        most = _CLIP * math.sqrt(variance)
+        residual = max(-most, min(most, seconds / (self._speed * value) - 1.0))
+        covariance -= np.outer(gain, shared)
+        change = residual * gain
+        self._speed *= math.exp(change[0])
+        self._state += change[1:]
 
     def curve(self, num_requests: int) -> Curve:
-        """What is known for a number of requests; the nearest known number when there is nothing."""
-        bucket = _bucket(num_requests)
-        row = self._rows.get(bucket)
-        if row is not None and (row.is_fair or len(self._rows) == 1):
-            return row.curve(self._log_speed or 0.0, self._relative_slope)
-        others = [b for b, other in self._rows.items() if b != bucket and other.is_fair] or list(self._rows)
-        nearest = self._rows[min(others, key=lambda b: abs(b - bucket))]
-        curve = nearest.curve(self._log_speed or 0.0, self._relative_slope)
-        if row is None:
-            return curve
-        own = row.curve(self._log_speed or 0.0, self._relative_slope)  # one cell: its height, the neighbour's shape
-        scale = own.y[-1] / max(float(curve(own.x[-1:])[0]), 1e-12)
-        return Curve(curve.x, curve.y * scale, curve.slope * scale)
+        """What is believed for a number of requests; that there is no cost while nothing is known."""
+        growth = np.maximum(self._state, 0.0) * self._unit
+        value = 1.0 + growth[0] * (num_requests - 1) + self._whole @ growth[1:]
+        apart = self._whole - np.minimum(np.maximum(num_requests - self._knots[:-1], 0.0), self._widths)
+        apart *= self._unit[1:]
+        variance = ((apart @ self._covariance[2:, 2:]) * apart).sum(axis=1)
+        return Curve(self._knots, self._speed * value, np.sqrt(np.maximum(variance, 0.0)) / value)
 
+    def _value(self, features: np.ndarray) -> float:
+        """A time in units of the fixed part."""
+        return 1.0 + float(features @ np.maximum(self._state, 0.0))
 
-@define(eq=False)
-class _Cell:
-    """Measurements of one batch size and about one x."""
-
-    x: float
-    """Mean x."""
-    value: float
-    """Log of seconds, relative to the machine's speed."""
-    first: list[float]
-    """The first measurements: their lower median is the value, because what disturbs makes steps slower."""
-    count: int = 1
-    last: int = 0
-    """When it was measured last, on the table's clock."""
-
-    def observe(self, x: int, relative: float) -> float:
-        """Learn one measurement; returns the clipped residual."""
-        residual = max(-_CLIP, min(_CLIP, relative - self.value))
-        self.count += 1
-        rate = max(_CELL_RATE, 1.0 / self.count)
-        self.x += rate * (x - self.x)
-        if self.count <= _FEW:
-            insort(self.first, relative)
-            self.value = self.first[(self.count - 1) // 2]
-        else:
-            self.value += rate * residual
-        return residual
-
-
-class _Row:
-    """The cells of one batch size by index."""
-
-    def __init__(self) -> None:
-        self.cells: dict[int, _Cell] = {}
-        self._curve: Curve | None = None
-
-    def observe(self, x: int, relative: float, now: int) -> float:
-        """Learn one measurement; returns the (clipped) residual."""
-        self._curve = None
-        index = bisect_right(_EDGE_LIST, x)
-        cell = self.cells.get(index)
-        if cell is None:
-            self.cells[index] = _Cell(float(x), relative, [relative], last=now)
-            return 0.0
-        cell.last = now
-        return cell.observe(x, relative)
-
-    def known(self, now: int) -> list[int]:
-        """The cells that were measured often enough, and not too long ago, to be believed."""
-        return sorted(i for i, cell in self.cells.items() if cell.count >= _KNOWN and now - cell.last < _STALE)
-
-    @property
-    def is_fair(self) -> bool:
-        """Whether the cells tell a shape."""
-        return sum(cell.count >= _KNOWN for cell in self.cells.values()) > 1
-
-    def curve(self, log_speed: float, relative_slope: float | None) -> Curve:
-        speed = math.exp(log_speed)
-        if self._curve is None:
-            cells = [self.cells[index] for index in sorted(self.cells)]
-            # one measurement may be anything; it is believed only for want of better
-            self._curve = _fit([cell for cell in cells if cell.count >= _KNOWN] or cells, relative_slope)
-        relative = self._curve
-        return Curve(relative.x, relative.y * speed, relative.slope * speed)
-
-
-class Curve:
-    """A function through known points: linear between them, constant below, going on with ``slope`` above."""
-
-    __slots__ = ("slope", "x", "y")
-
-    def __init__(self, x: np.ndarray, y: np.ndarray, slope: float) -> None:
-        self.x = x
-        self.y = y
-        self.slope = slope
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Seconds at each x."""
-        inside = np.interp(x, self.x, self.y)
-        return np.asarray(inside + self.slope * np.maximum(x - self.x[-1], 0.0))
-
-
-def _fit(cells: list[_Cell], relative_slope: float | None) -> Curve:
-    """A non-decreasing curve through cells in order of x (weighted isotonic regression)."""
-    blocks: list[list[float]] = []  # [value, weight, number of cells]
-    for cell in cells:
-        blocks.append([math.exp(cell.value), min(cell.count, _FULL_WEIGHT), 1])
-        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
-            value, weight, number = blocks.pop()
-            last = blocks[-1]
-            last[0] = (last[0] * last[1] + value * weight) / (last[1] + weight)
-            last[1] += weight
-            last[2] += number
-    x = np.array([cell.x for cell in cells])
-    y = np.repeat([block[0] for block in blocks], [int(block[2]) for block in blocks])
-    if len(cells) == 1:
-        at, value = float(x[0]), float(y[0])
-        if relative_slope is None:
-            return Curve(np.array([0.0, at]), np.array([0.0, value]), value / at) if at > 0 else Curve(x, y, value)
-        return Curve(x, y, relative_slope * value)
-    half = min(int(np.searchsorted(x, x[-1] / 2)), len(x) - 2)  # a wide base, because neighbours differ by noise
-    return Curve(x, y, float(y[-1] - y[half]) / max(float(x[-1] - x[half]), 1.0))
-
-
-def _bucket(num_requests: int) -> int:
-    """Two buckets per doubling of the batch."""
-    return round(2 * math.log2(max(num_requests, 1)))
+    def _features(self, num_requests: int, x: float) -> np.ndarray:
+        """What multiplies each parameter."""
+        inside = np.minimum(np.maximum(x - self._knots[:-1], 0.0), self._widths)
+        return self._unit * np.concatenate([[num_requests - 1.0], inside])

@@ -24,7 +24,7 @@ from specdec.sampling.sampler import use_backend, warm_up
 from specdec.types import EngineContext, Needs
 
 if TYPE_CHECKING:
-    from specdec.config import EngineConfig
+    from specdec.config import EngineConfig, SpeculativeConfig
     from specdec.control import Control
     from specdec.drafting.base import Proposer
     from specdec.engine.constraints import Constraints
@@ -86,11 +86,10 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
         label = registry.describe("proposer", method)
     if proposer is not None:
         _check_pair(proposer, verifier)
-        config = _with_draft_length(config, proposer, label)
-        assert config.speculative is not None
-        context = attrs.evolve(
-            context, num_speculative_tokens=config.speculative.most_draft_tokens, settings=attrs.asdict(config)
-        )
+        if config.speculative is not None:
+            k = _draft_length(config.speculative, proposer, label)
+            config = attrs.evolve(config, speculative=attrs.evolve(config.speculative, num_speculative_tokens=k))
+            context = attrs.evolve(context, num_speculative_tokens=k, settings=attrs.asdict(config))
         if own_bytes := proposer.kv_bytes_per_token():
             bytes_per_token += own_bytes
             context = attrs.evolve(context, max_model_len=_max_model_len(config, target, bytes_per_token))
@@ -256,15 +255,14 @@ def _check_pair(proposer: Proposer, verifier: Verifier) -> None:
         )
 
 
-def _with_draft_length(config: EngineConfig, proposer: Proposer, label: str) -> EngineConfig:
-    """The configuration with the number of draft tokens set; more than the proposer can draft are refused."""
-    assert config.speculative is not None
-    given, most = config.speculative.num_speculative_tokens, proposer.capabilities.max_draft_tokens
-    if given is not None and most is not None and given > most:
-        raise DraftLengthError("speculative.num_speculative_tokens", given, label, most)
-    k = config.speculative.most_draft_tokens
-    k = k if most is None else min(k, most)
-    return attrs.evolve(config, speculative=attrs.evolve(config.speculative, num_speculative_tokens=k))
+def _draft_length(speculative: SpeculativeConfig, proposer: Proposer, label: str) -> int:
+    """How many tokens are drafted; more than the proposer can draft are refused."""
+    k, most = speculative.most_draft_tokens, proposer.capabilities.max_draft_tokens
+    if most is None or k <= most:
+        return k
+    if speculative.num_speculative_tokens is not None:
+        raise DraftLengthError("speculative.num_speculative_tokens", k, label, most)
+    return most
 
 
 def _drafting(config: EngineConfig, context: EngineContext, proposer: Proposer, method: str, label: str) -> Drafting:
@@ -290,7 +288,8 @@ def _control(config: EngineConfig, context: EngineContext, proposer: Proposer) -
     schedule = Schedule.parse(by_batch_size, k)
     if settings is None or settings.speculation == "always":
         return FixedControl(schedule)
-    return AdaptiveControl(schedule, k, drafts_every_step=proposer.needs.every_step)
+    most_rows = context.max_num_seqs * (k + 1)
+    return AdaptiveControl(schedule, k, most_rows=most_rows, drafts_every_step=proposer.needs.every_step)
 
 
 def _given_name(config: EngineConfig) -> str:

@@ -6,7 +6,8 @@
 All variants take turns in one process, with three engines: plain, one for all fixed lengths, which requests ask for,
 and auto. For each prompt set and batch size the result has tokens per second of plain decoding, of each k, and of auto,
 and the two ratios that matter: auto to the best fixed k, and auto to plain decoding.
-The set `random` is text of random tokens at a high temperature, for which nothing can be guessed.
+The set `random` is text of random tokens at a high temperature, for which nothing can be guessed. The result file is
+written after each cell.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    cells = []
+    work = ("model", "dtype", "threads", "speculative", "num_prompts", "max_tokens", "rounds")
+    settings = {name: getattr(arguments, name) for name in work}
+    cells: list[dict[str, Any]] = []
     for batch_size in arguments.batch_sizes:
         for name in arguments.sets:
             cells.append(measure(arguments, name, batch_size))
             print(line(cells[-1]), flush=True)
-    work = ("model", "dtype", "threads", "speculative", "num_prompts", "max_tokens", "rounds")
-    settings = {name: getattr(arguments, name) for name in work}
-    print(write_result("adaptive", {"settings": settings, "cells": cells}, arguments.out))
+            # after each cell, so that a run that is interrupted keeps what it measured
+            write_result("adaptive", {"settings": settings, "cells": cells}, arguments.out)
     return 0
 
 

@@ -151,6 +151,11 @@ def test_speculation_without_method_or_model_is_refused(given):
         from_kwargs("m", speculative_config=given)
 
 
+def test_a_misspelt_method_is_recognised():
+    with pytest.raises(ConfigError, match=r"unknown setting 'speculative.methd'. Did you mean 'method'\?"):
+        from_kwargs("m", speculative_config={"methd": "ngram", "num_speculative_tokens": 3})
+
+
 def test_a_draft_model_without_method_is_left_to_detection():
     config = from_kwargs("m", speculative_config={"model": "some/head"})
     assert config.speculative == SpeculativeConfig(model="some/head")

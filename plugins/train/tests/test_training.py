@@ -100,10 +100,13 @@ def test_a_head_learns_what_it_is_shown(target: Path, prompts: Path, tmp_path: P
         assert llm.stats().mean_acceptance_length > 2.0
 
 
-def test_an_interrupted_run_goes_on_to_the_same_end(target: Path, prompts: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_to_the_same_end(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Started again with more epochs, the answers are not made anew and the updates go on counting."""
     assert train("medusa", target, prompts, tmp_path, "--epochs", "1") == 0
     first = read_progress(tmp_path)[-1].update
+    assert f"{first} of {first} updates: held-out loss" in capsys.readouterr().err
     shards = {path: path.stat().st_mtime_ns for path in (tmp_path / "answers").glob("*.safetensors")}
     assert train("medusa", target, prompts, tmp_path, "--epochs", "3") == 0
     assert read_progress(tmp_path)[-1].update > first

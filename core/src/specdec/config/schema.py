@@ -9,7 +9,7 @@ from attrs import field, frozen
 from attrs.validators import optional
 
 from specdec.config import validators as check
-from specdec.config.problems import InvalidValueError, SettingsConflictError
+from specdec.config.problems import InvalidValueError, SettingsConflictError, UnknownSettingError, closest
 from specdec.config.sizes import Size
 
 MAX_SPECULATIVE_TOKENS = 64
@@ -62,6 +62,9 @@ class SpeculativeConfig:
                 hint=f'Write "method": "{legacy[1]}" and leave "model" out.',
             )
         if self.method is None and self.model is None:
+            for name in self.options:
+                if closest(name, ("method", "model")):
+                    raise UnknownSettingError(f"speculative.{name}", ("method", "model"))
             given = ", ".join([f"num_speculative_tokens={self.most_draft_tokens}", *sorted(self.options)])
             raise SettingsConflictError(
                 f"speculative is given ({given}) without 'method' or 'model', so nothing could propose. "

@@ -61,6 +61,7 @@ class Trainer:
     """Makes one pass over the training batches, in random order."""
     held_out: Callable[[], Iterator[Batch]]
     on_update: Callable[[int, Measured], None] = lambda update, measured: None
+    on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None
     _update: int = 0
     _model: Any = field(init=False)
     _optimizer: Any = field(init=False)
@@ -123,8 +124,10 @@ class Trainer:
         """Measure, and write down where the training is."""
         if not self.accelerator.is_main_process:
             return
+        evaluation = self.evaluate()
         with (self.folder / PROGRESS).open("a") as file:
-            file.write(json.dumps(asdict(self.evaluate())) + "\n")
+            file.write(json.dumps(asdict(evaluation)) + "\n")
+        self.on_evaluation(evaluation)
         state: dict[str, Any] = {
             "head": self.objective.head.state_dict(),
             "optimizer": self._optimizer.state_dict(),

@@ -122,6 +122,12 @@ def _run(
                 length=measured.acceptance_length,
             )
 
+        def on_evaluation(evaluation: Evaluation) -> None:
+            bar.console.print(
+                f"{evaluation.update} of {num_updates} updates: held-out loss {evaluation.loss:.3f}, "
+                f"acceptance length {evaluation.acceptance_length:.2f}"
+            )
+
         return Trainer(
             objective=Objective(head, target, options.num_steps),
             accelerator=accelerator,
@@ -130,6 +136,7 @@ def _run(
             training=lambda order: answers.batches(answers.training, options.tokens_per_update, order),
             held_out=lambda: answers.batches(answers.held_out, options.tokens_per_update),
             on_update=on_update,
+            on_evaluation=on_evaluation,
         ).run()
 
 

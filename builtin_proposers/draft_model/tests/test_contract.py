@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
-
-from specdec.attention.sdpa import SdpaBackend
-from specdec.config import EngineConfig
 from specdec.drafting import Proposer
-from specdec.registry import Registry
-from specdec.target.model import TargetModel, load_target
-from specdec.testing import engine_context
-from specdec.testing.contracts import ProposerContract
-from specdec.types import Needs
+from specdec.testing import tiny_model
+from specdec.testing.contracts import TrainedProposerContract
+from specdec.types import EngineContext
 from specdec_draft_model.config import DraftModelConfig
 from specdec_draft_model.plugin import propose
 
-VOCAB = 128
 
-
-@pytest.fixture(scope="module")
-def bound(target: str) -> TargetModel:
-    model = load_target(EngineConfig(model=target, dtype="float32", device="cpu"))
-    contract = ProposerContract
-    model.bind(SdpaBackend(), model.allocate_kv_cache(contract.num_blocks, contract.block_size), Needs())
-    return model
-
-
-class DraftModelContract(ProposerContract):
+class DraftModelContract(TrainedProposerContract):
     plugin = "specdec_draft_model.plugin"
     distribution = "specdec-draft-model"
-    vocab_size = VOCAB
-    shortest_text = 2
-    options: ClassVar[dict[str, Any]] = {}
 
-    @pytest.fixture
-    def proposer(self, bound: TargetModel, other: str) -> Proposer:
-        context = engine_context(
-            target=bound,
-            tokenizer=bound.tokenizer,
-            vocab_size=VOCAB,
-            registry=Registry(),
-            num_speculative_tokens=self.num_speculative_tokens,
-        )
-        proposer = propose(DraftModelConfig(model=other, **self.options), context)
-        proposer.load(bound)
-        return proposer
+    @classmethod
+    def write_checkpoint(cls, target: Path, folder: Path) -> Path:
+        return tiny_model("qwen2", folder, vocab_size=cls.vocab_size, num_hidden_layers=1, seed=5)
+
+    def build(self, checkpoint: Path, context: EngineContext) -> Proposer:
+        return propose(DraftModelConfig(model=str(checkpoint), **self.options), context)
 
 
 class TestOneByOne(DraftModelContract):

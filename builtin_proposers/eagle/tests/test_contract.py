@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
 import torch
 
-from specdec.attention.sdpa import SdpaBackend
 from specdec.drafting import DraftHead, Proposer
 from specdec.drafting.layers import LlamaLayer, LlamaWeights
 from specdec.drafting.modules import Rotary, linear, target_embedding, target_output
 from specdec.drafting.recurrent import Block, FeaturePredictingHead, FeaturePrediction, Vocabulary
-from specdec.registry import Registry
 from specdec.target.model import TargetModel
-from specdec.testing import engine_context
-from specdec.testing.contracts import ProposerContract
-from specdec.testing.models import tiny_module
-from specdec.types import Needs
+from specdec.testing.contracts import TrainedProposerContract
+from specdec.types import EngineContext
 from specdec_eagle.config import EagleConfig
 from specdec_eagle.eagle import EagleProposer
 
 VOCAB, WIDTH = 64, 32
-
-
-@pytest.fixture(scope="module")
-def bound() -> Iterator[TargetModel]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    model = TargetModel.from_model(tiny_module("llama", vocab_size=VOCAB, hidden_size=WIDTH), name="tiny")
-    contract = ProposerContract
-    model.bind(SdpaBackend(), model.allocate_kv_cache(contract.num_blocks, contract.block_size), Needs())
-    yield model
-    torch.set_num_threads(before)
 
 
 def random_head(target: TargetModel) -> DraftHead:
@@ -62,25 +46,17 @@ def random_head(target: TargetModel) -> DraftHead:
     return FeaturePredictingHead(parts, vocabulary)
 
 
-class EagleContract(ProposerContract):
+class EagleContract(TrainedProposerContract):
     plugin = "specdec_eagle.eagle_plugin"
     distribution = "specdec-eagle"
-    vocab_size = VOCAB
-    hidden_size = WIDTH
-    shortest_text = 2
-    options: ClassVar[dict[str, Any]] = {}
+    vocab_size, hidden_size = VOCAB, WIDTH
 
-    @pytest.fixture
-    def proposer(self, bound: TargetModel) -> Proposer:
-        context = engine_context(
-            target=bound,
-            vocab_size=VOCAB,
-            registry=Registry(),
-            num_speculative_tokens=self.num_speculative_tokens,
-        )
-        proposer = EagleProposer(random_head(bound), EagleConfig(model="made here", **self.options), context)
-        proposer.load(bound)
-        return proposer
+    @classmethod
+    def write_checkpoint(cls, target: Path, folder: Path) -> Path:
+        return folder
+
+    def build(self, checkpoint: Path, context: EngineContext) -> Proposer:
+        return EagleProposer(random_head(context.target), EagleConfig(model="made here", **self.options), context)
 
 
 class TestChains(EagleContract):

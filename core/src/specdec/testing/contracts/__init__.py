@@ -22,6 +22,8 @@ _MODULES = (
     "proposer",
     "sampling_backend",
     "stat_logger",
+    "target",
+    "trained",
     "verifier",
 )
 for _name in _MODULES:
@@ -35,6 +37,7 @@ from specdec.testing.contracts.logits_processor import LogitsProcessorContract  
 from specdec.testing.contracts.proposer import ProposerContract, check_draft  # noqa: E402
 from specdec.testing.contracts.sampling_backend import SamplingBackendContract  # noqa: E402
 from specdec.testing.contracts.stat_logger import StatLoggerContract  # noqa: E402
+from specdec.testing.contracts.trained import TrainedProposerContract  # noqa: E402
 from specdec.testing.contracts.verifier import VerifierContract  # noqa: E402
 
 __all__ = [
@@ -46,6 +49,7 @@ __all__ = [
     "ProposerContract",
     "SamplingBackendContract",
     "StatLoggerContract",
+    "TrainedProposerContract",
     "VerifierContract",
     "check_draft",
 ]

@@ -14,6 +14,7 @@ from specdec.attention.sdpa import SdpaBackend
 from specdec.target import bridge
 from specdec.testing.attention import packed_batch
 from specdec.testing.contracts.base import PluginContract
+from specdec.testing.contracts.target import TinyTarget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +27,9 @@ TEXTS = (9, 1, 6, 13)
 """Rows of each text."""
 
 
-class DraftHeadContract(PluginContract):
-    """What every draft head must hold to. A subclass gives the fixture `head`, a head with its weights, in float32.
+class DraftHeadContract(PluginContract, TinyTarget):
+    """What every draft head must hold to. A subclass gives the fixture `head`, a head with its weights, in float32; it
+    may load it for the fixture `tiny_target`, a random Llama with the sizes below.
 
     A head is run over texts of random tokens and random hidden states, without a cache and over a paged one.
     """

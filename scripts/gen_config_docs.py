@@ -126,8 +126,8 @@ def _variables() -> str:
         ("`SPECDEC_API_KEY`", "the key that `specdec bench serve` sends"),
         (
             "`SPECDEC_CACHE`",
-            "cache directory for compiled kernels and, "
-            f"unless `cache_dir` ({flag_name('cache_dir')}) is set, for converted checkpoints",
+            "cache directory for compiled kernels and converted checkpoints, "
+            f"unless `cache_dir` ({flag_name('cache_dir')}) is set",
         ),
         (
             "`SPECDEC_PLUGINS_ALLOW`, `SPECDEC_PLUGINS_BLOCK`",

@@ -209,3 +209,16 @@ def test_one_thing_has_one_name():
 def _commands(parser):
     action = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     return action.choices
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_130(monkeypatch):
+    from specdec.cli import entry
+
+    class Interrupted:
+        def find_spec(self, name, path=None, target=None):
+            if name == "specdec.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "specdec.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert entry.main() == 130

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +154,54 @@ def test_where_no_process_can_be_started_this_one_compiles(
     assert "compiled in this process, which costs memory, because another failed: no processes here" in caplog.text
 
 
-def test_two_modules_with_an_entry_of_one_name_are_an_error() -> None:
-    symbols = {"twice": library._Symbol(1, {})}
-    with pytest.raises(ValueError, match="b: another module of the same kernels has entries named twice"):
-        library._joined(["a", "b"], [symbols, symbols])
+def test_two_entries_of_one_name_are_an_error() -> None:
+    from specdec.cpu.build import KernelError, build
+    from specdec.cpu.compile import compiled
+
+    def twice(x: int) -> int:
+        return 2 * x
+
+    entry = compiled("int64(int64)")(twice)
+    with pytest.raises(KernelError, match="several entries named twice"):
+        build([entry, entry])
+
+
+def test_a_new_entry_removes_those_unused_for_a_month(module: str, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "kernels"
+    times = {"old-1": 31, "recent-1": 29}
+    for name, days in times.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "kernels.so").touch()
+        then = time.time() - days * 86400
+        os.utime(folder / name, (then, then))
+    assert Kernels(module).function("twice")(4) == 8
+    entries = {path.name.partition("-")[0]: path for path in folder.iterdir() if path.is_dir()}
+    assert set(entries) == {"recent", module}
+    then = time.time() - 29 * 86400
+    os.utime(entries[module], (then, then))
+    assert Kernels(module).function("twice")(4) == 8
+    assert entries[module].stat().st_mtime > then + 86400
+
+
+def test_kernels_follow_the_cache_directory_of_the_engine(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_cache_dir", None)
+    library.keep_in(str(tmp_path / "configured"))
+    assert Kernels(module).function("twice")(4) == 8
+    assert any((tmp_path / "configured" / "kernels").glob(f"{module}-*/kernels.o"))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_terminal_is_told_once_that_kernels_are_compiled(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    for _ in range(2):
+        assert Kernels(module).function("twice")(4) == 8
+    package = module.partition(".")[0]
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"compiling kernels for this processor ({package}), which happens once and takes some seconds"]
 
 
 def test_where_nothing_can_be_kept_kernels_are_compiled_at_every_start(

@@ -165,7 +165,7 @@ class EngineConfig:
     """Seconds a proposal may take before it counts as a fault; 0 means no limit. Methods that run a model of
     their own get as long as the target takes on top: a step's time for each draft token, and one for the text."""
     cache_dir: str | None = field(default=None, validator=optional(check.text()))
-    """Where converted checkpoints are kept; the user's cache directory when not set."""
+    """Where converted checkpoints and compiled kernels are kept; the user's cache directory when not set."""
     stat_loggers: tuple[str, ...] = field(default=("logging",), converter=check.as_tuple, validator=check.names())
     """Plugins that receive the statistics of every step."""
     log_stats_interval: float = field(default=10.0, validator=check.number(above=0))

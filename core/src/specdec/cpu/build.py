@@ -1,13 +1,14 @@
-"""Compiles a kernel module to an object file: the only place that runs numba's compiler.
+"""Compiles kernel modules to an object file: the only place that runs numba's compiler.
 
 Usually a process of its own, so that numba and LLVM (over 100 MB) never get into a process that serves requests::
 
-    python -m specdec.cpu.build MODULE OBJECT_FILE SIGNATURES_FILE
+    python -m specdec.cpu.build OBJECT_FILE SIGNATURES_FILE MODULE...
 
-Each `specdec.cpu.compile.Entry` of the module becomes a function of the C calling convention. Numbers are passed as
-they are, an array as its address and its sizes; numba's own wrapper would report errors through Python. Code is
-generated from the modules that numba has optimised for this processor, position-independent, with everything but
-the entries hidden.
+Each `specdec.cpu.compile.Entry` of the modules becomes a function of the C calling convention. Numbers are passed as
+they are, an array as its address and its sizes; numba's own wrapper would report errors through Python. numba only
+types and lowers: it would optimise every function once more in each of its callers. All functions are joined in one
+LLVM module, which is optimised once, for this processor. Code is position-independent, with everything but the
+entries hidden.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import njit, types
+from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.np.arrayobj import make_array, populate_array
@@ -97,6 +100,30 @@ define void @NRT_Free(ptr %block) {
 and size before the data; and for copies between parts of an array. The process ends where there is none left."""
 
 
+class _Library(JITCodeLibrary):
+    """A compiled function as numba lowers it: neither optimised, nor linked to what it calls, nor loaded."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def finalize(self) -> None:
+        """Nothing but the end of additions."""
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """None: nobody calls it here."""
+        return 0
+
+
+class _Gathering(JITCPUCodegen):
+    """In place of numba's: gathers what functions are lowered to."""
+
+    _library_class = _Library
+
+    def set_env(self, env_name: str, env: Any) -> None:
+        """Nothing: functions would need it to raise."""
+
+
 class KernelError(Exception):
     """Something in a kernel module cannot be compiled ahead; the message names it and says why."""
 
@@ -107,6 +134,7 @@ def entries_of(module: str) -> list[Entry]:
     return [value for value in values if isinstance(value, Entry) and value.function.__module__ == module]
 
 
+@global_compiler_lock
 def build(entries: Iterable[Entry]) -> tuple[bytes, dict[str, Any]]:
     """Compile entries for this processor.
 
@@ -114,18 +142,70 @@ def build(entries: Iterable[Entry]) -> tuple[bytes, dict[str, Any]]:
         An object file, and for each entry what `specdec.cpu.library` must know to call it.
 
     Raises:
-        KernelError: an entry needs something that is not there when it runs.
+        KernelError: an entry needs something that is not there when it runs, or two have one name.
     """
     entries = list(entries)
+    names = [entry.name for entry in entries]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise KernelError(f"modules of the same kernels have several entries named {', '.join(sorted(twice))}")
     module = llvm.parse_assembly(_RUNTIME)
     module.triple = llvm.get_process_triple()
-    for entry in entries:
-        module.link_in(_optimised(entry))
-    _hide(module, {entry.name for entry in entries})
+    with _gathering() as codegen:
+        module.data_layout = codegen._data_layout
+        for library in _with_all_called([_lowered(entry) for entry in entries]):
+            module.link_in(library._final_module, preserve=True)
+    _hide(module, set(names))
     machine = _machine()
+    _optimise(module, machine)
     _remove_unused(module, machine)
     _check(module)
     return machine.emit_object(module), {entry.name: _signature(entry) for entry in entries}
+
+
+@contextmanager
+def _gathering() -> Iterator[_Gathering]:
+    """While this lasts, numba lowers functions and does nothing more with them."""
+    context = cpu_target.target_context
+    usual = context._internal_codegen
+    context._internal_codegen = gathering = _Gathering("specdec")
+    try:
+        yield gathering
+    finally:
+        context._internal_codegen = usual
+
+
+def _with_all_called(libraries: Iterable[Any]) -> list[Any]:
+    """Libraries and all that they call, each once, callers first: LLVM links in only what has been asked for."""
+    called_first: dict[int, Any] = {}
+    entered: set[int] = set()
+
+    def enter(library: Any) -> None:
+        if id(library) not in entered:
+            entered.add(id(library))
+            for below in library._linking_libraries:
+                enter(below)
+            called_first[id(library)] = library
+
+    for library in libraries:
+        enter(library)
+    return [*reversed(called_first.values())]
+
+
+def _optimise(module: Any, machine: Any) -> None:
+    """numba's passes, over all functions at once: calls are copied in and references dropped, then all the rest."""
+    for level in (0, 3):
+        options = llvm.create_pipeline_tuning_options(speed_level=level)
+        options.loop_vectorization = level > 0
+        options.slp_vectorization = False
+        builder = llvm.create_pass_builder(machine, options)
+        manager = builder.getModulePassManager()
+        if level == 0:
+            manager.add_loop_rotate_pass()
+            manager.add_instruction_combine_pass()
+            manager.add_jump_threading_pass()
+        manager.add_refprune_pass()
+        manager.run(module, builder)
 
 
 def _signature(entry: Entry) -> dict[str, Any]:
@@ -136,9 +216,8 @@ def _signature(entry: Entry) -> dict[str, Any]:
     return {"result": None if entry.result == types.none else str(entry.result), "arguments": arguments}
 
 
-@global_compiler_lock
-def _optimised(entry: Entry) -> Any:
-    """The LLVM module of an entry and all it calls, as numba optimises it; only the entry itself is visible."""
+def _lowered(entry: Entry) -> Any:
+    """The library of an entry, which leads to those of all it calls."""
     dispatcher = njit(
         entry.function, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, **entry.options
     )
@@ -147,10 +226,7 @@ def _optimised(entry: Entry) -> Any:
     library = cpu_target.target_context.codegen().create_library(entry.name)
     library.add_ir_module(_wrapper(entry, compiled, library.create_ir_module(entry.name)))
     library.add_linking_library(compiled.library)
-    library.finalize()
-    module = llvm.parse_assembly(library.get_llvm_str())
-    _hide(module, {entry.name})
-    return module
+    return library
 
 
 def _wrapper(entry: Entry, compiled: Any, module: Any) -> Any:
@@ -236,9 +312,9 @@ def _remove_unused(module: Any, machine: Any) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Build a module; see above."""
-    module, object_file, signatures_file = arguments
-    code, signatures = build(entries_of(module))
+    """Build modules; see above."""
+    object_file, signatures_file, *modules = arguments
+    code, signatures = build([entry for module in modules for entry in entries_of(module)])
     Path(object_file).write_bytes(code)
     Path(signatures_file).write_text(json.dumps(signatures))
     return 0

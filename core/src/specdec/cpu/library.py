@@ -1,4 +1,4 @@
-"""Compiled kernels in a process without a compiler: a shared library for each kernel module.
+"""Compiled kernels in a process without a compiler: a shared library for the kernel modules of a package.
 
 A package names its kernel modules (see `specdec.cpu.compile`) and takes what it calls from them by name; it never
 imports them::
@@ -8,10 +8,13 @@ imports them::
     team.run(KERNELS.address("my_region"), arguments)        # of a @region
     count = KERNELS.function("count_pairs")(array, 3)        # of a @compiled function
 
-The first use compiles each module in a process of its own (`specdec.cpu.build`), links the result with the system's C
-compiler and keeps it in the cache directory; later starts load files of some tens of kilobytes. The key holds
-everything the code depends on: the module and what it imports from its own package and from specdec, the versions of
-numba and llvmlite, and the processor. Where no process can be started, this one compiles; where nothing can link, or
+The first use compiles the modules in a process of its own (`specdec.cpu.build`), together, because they share
+functions, links the result with the system's C compiler and keeps it in the cache directory; later starts load files of
+some tens of kilobytes. The key holds everything the code depends on: the modules and what they import from their own
+package and from specdec, the versions of numba and llvmlite, and the processor. Whoever adds an entry removes those
+that nobody has used for a month, of older versions and other processors.
+
+Where no process can be started, this one compiles; where nothing can link, or
 the cache directory does not allow loading code, this one loads the same object file through LLVM, which takes about
 100 MB more. Either way the machine code is the same.
 """
@@ -34,8 +37,8 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -47,8 +50,8 @@ logger = logging.getLogger(__name__)
 
 _OBJECT, _SIGNATURES, _LIBRARY = "kernels.o", "signatures.json", "kernels.so"
 """What an entry of the cache holds."""
-_MOST_PROCESSES = 4
-"""That compile at once; each takes some 200 MB."""
+_KEPT_SECONDS = 30 * 24 * 3600
+"""How long an entry that nobody uses is kept."""
 _BUILDER = "specdec.cpu.build"
 _IMPORT = re.compile(r"^(?:import|from) +([\w.]+)(?: +import +(\([^)]*\)|.*))?", re.MULTILINE)
 _LINKERS = ("cc", "gcc", "clang")
@@ -73,7 +76,7 @@ class Kernels:
         """Name the modules.
 
         Args:
-            modules: full names. Entries of all of them have different names.
+            modules: full names, all of one package. Entries of all of them have different names.
         """
         self._modules = modules
         self._lock = threading.Lock()
@@ -84,13 +87,11 @@ class Kernels:
         """Compile or load now, so that no request waits for it.
 
         Raises:
-            specdec.cpu.build.KernelError: a kernel module holds what cannot be compiled.
-            ValueError: two modules have an entry of the same name.
+            specdec.cpu.build.KernelError: a module holds what cannot be compiled, or two have entries of one name.
         """
         with self._lock:
             if self._loaded is None:
-                with ThreadPoolExecutor(min(len(self._modules), os.cpu_count() or 1, _MOST_PROCESSES)) as pool:
-                    self._loaded = _joined(self._modules, list(pool.map(_load, self._modules)))
+                self._loaded = _load(self._modules)
 
     def address(self, name: str) -> int:
         """The address of an entry.
@@ -128,17 +129,6 @@ class _Symbol(NamedTuple):
 
     address: int
     signature: dict[str, Any]
-
-
-def _joined(modules: Sequence[str], loaded: Sequence[dict[str, _Symbol]]) -> dict[str, _Symbol]:
-    """The entries of all modules."""
-    everything: dict[str, _Symbol] = {}
-    for module, symbols in zip(modules, loaded, strict=True):
-        twice = everything.keys() & symbols.keys()
-        if twice:
-            raise ValueError(f"{module}: another module of the same kernels has entries named {', '.join(twice)}")
-        everything |= symbols
-    return everything
 
 
 class Function:
@@ -188,30 +178,81 @@ class Function:
         return self._call(*values)
 
 
-def _load(module: str) -> dict[str, _Symbol]:
-    """Load a module's code from the cache, after compiling it if it is not there."""
+_cache_dir: str | None = None
+
+
+def keep_in(cache_dir: str | None) -> None:
+    """Look for kernels, and keep them, below an engine's ``cache_dir``; those already loaded stay.
+
+    Args:
+        cache_dir: as in the configuration; None: where `specdec.target.cache.cache_root` says.
+    """
+    global _cache_dir
+    _cache_dir = cache_dir
+
+
+def _load(modules: tuple[str, ...]) -> dict[str, _Symbol]:
+    """Load the code of modules from the cache, after compiling it if it is not there."""
     from specdec.target.cache import cache_root, creating
 
-    entry = cache_root() / "kernels" / f"{module}-{_key(module)[:24]}"
+    entry = cache_root(_cache_dir) / "kernels" / f"{modules[0]}-{_key(*modules)[:24]}"
     try:
-        with creating(entry) as partial:
+        for _ in range(2):
+            with creating(entry) as partial:
+                if partial is not None:
+                    partial.mkdir()
+                    _build(modules, partial)
+                    _link(partial)
             if partial is not None:
-                partial.mkdir()
-                _build(module, partial)
-                _link(partial)
-        return _open(entry)
+                _remove_unused(entry.parent)
+            try:
+                _note_use(entry)
+                return _open(entry)
+            except FileNotFoundError:  # removed by another process as unused just before this one used it
+                continue
     except ConfigError as error:
         _say_once(f"kernels are compiled at every start, because they cannot be kept: {error}")
     with tempfile.TemporaryDirectory() as folder:
-        _build(module, Path(folder))
+        _build(modules, Path(folder))
         return _open(Path(folder))
 
 
-def _build(module: str, folder: Path) -> None:
-    """Compile a module into a folder: in a process of its own, or in this one if that is not possible."""
-    logger.info("compiling %s for this processor, once", module)
+def _note_use(entry: Path) -> None:
+    """Set the time of an entry's last use; a directory that others wrote for us has none."""
+    try:
+        os.utime(entry)
+    except PermissionError:
+        logger.debug("%s is used, but its time cannot be set", entry)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the entries that nobody has used for `_KEPT_SECONDS`. Code in use stays in memory."""
+    oldest = time.time() - _KEPT_SECONDS
+    for entry in folder.iterdir():
+        try:
+            if entry.is_dir() and entry.stat().st_mtime < oldest:
+                removed = entry.with_name(f"{entry.name}.{os.getpid()}.unused")
+                entry.rename(removed)  # whole, so that nobody finds half of it
+                shutil.rmtree(removed)
+        except OSError as error:  # most likely another process removes it
+            logger.debug("%s is not removed: %s", entry, error)
+
+
+def _announce(modules: tuple[str, ...]) -> None:
+    """Say on a terminal, and in the log, why it takes so long."""
+    package = modules[0].rpartition(".")[0]
+    text = f"compiling kernels for this processor ({package}), which happens once and takes some seconds"
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
+    else:
+        logger.info("%s", text)
+
+
+def _build(modules: tuple[str, ...], folder: Path) -> None:
+    """Compile modules into a folder: in a process of its own, or in this one if that is not possible."""
+    _announce(modules)
     path = os.pathsep.join(place or os.getcwd() for place in sys.path)
-    arguments = [module, str(folder / _OBJECT), str(folder / _SIGNATURES)]
+    arguments = [str(folder / _OBJECT), str(folder / _SIGNATURES), *modules]
     command = [sys.executable or "python", "-P", "-m", _BUILDER, *arguments]
     try:
         done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
@@ -220,7 +261,8 @@ def _build(module: str, folder: Path) -> None:
         failure = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
     except OSError as error:
         failure = str(error)
-    logger.warning("%s is compiled in this process, which costs memory, because another failed: %s", module, failure)
+    names = ", ".join(modules)
+    logger.warning("%s: compiled in this process, which costs memory, because another failed: %s", names, failure)
     importlib.import_module(_BUILDER).main(arguments)
 
 
@@ -246,6 +288,7 @@ def _link(folder: Path) -> Path | None:
 
 def _open(folder: Path) -> dict[str, _Symbol]:
     """Load a folder's kernels."""
+    signatures = json.loads((folder / _SIGNATURES).read_text())
     library, find = _link(folder), None
     reason = f"no C compiler ({', '.join(_LINKERS)}) links them"
     if library is not None:
@@ -256,7 +299,6 @@ def _open(folder: Path) -> dict[str, _Symbol]:
     if find is None:
         _say_once(f"kernels are loaded through LLVM, which takes about 100 MB of memory, because {reason}")
         find = _through_llvm(folder / _OBJECT)
-    signatures = json.loads((folder / _SIGNATURES).read_text())
     return {name: _Symbol(find(name), signature) for name, signature in signatures.items()}
 
 
@@ -287,10 +329,10 @@ def _through_llvm(path: Path) -> Callable[[str], int]:
     return engine.get_function_address
 
 
-def _key(module: str) -> str:
+def _key(*modules: str) -> str:
     """Digest of everything that machine code depends on."""
-    digest = hashlib.sha256()
-    for name, path in sorted(_sources(module).items()):
+    digest = hashlib.sha256("\0".join(modules).encode() + b"\0")
+    for name, path in sorted(_sources(*modules).items()):
         digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     digest.update("\0".join(_surroundings()).encode())
     return digest.hexdigest()
@@ -314,13 +356,13 @@ def _processor() -> tuple[str, ...]:
     return (platform.machine(), *(lines or [platform.processor(), platform.node()]))
 
 
-def _sources(module: str) -> dict[str, Path]:
-    """The files of a module and of all that it imports at its top from its own package and specdec, by name.
+def _sources(*modules: str) -> dict[str, Path]:
+    """The files of modules and of all that they import at their top from their own package and specdec, by name.
 
     Nothing is imported to find them.
     """
-    packages = {module.partition(".")[0], "specdec"}
-    waiting, found = [module, _BUILDER], dict[str, Path]()
+    packages = {*(module.partition(".")[0] for module in modules), "specdec"}
+    waiting, found = [*modules, _BUILDER], dict[str, Path]()
     while waiting:
         name = waiting.pop()
         path = _file_of(name) if name not in found and name.partition(".")[0] in packages else None

@@ -20,8 +20,22 @@ from numba.extending import intrinsic, models, overload, register_model
 
 from specdec.cpu.layout import BFLOAT16, LANES
 
-kernel = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""Decorator of functions that other kernels call; `specdec.cpu.compile` makes entry points."""
+
+def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Decorator of functions that other kernels call; `specdec.cpu.compile` makes entry points.
+
+    Args:
+        function: used without parentheses.
+        options: of ``njit``, such as ``fastmath``.
+    """
+    return njit(function, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+
+
+inlined = kernel(forceinline=True)
+"""Decorator of small functions and those with one call, which LLVM copies into their callers.
+
+numba's own ``inline="always"`` copies before types are known, which takes many times as long to compile.
+"""
 
 F32 = ir.FloatType()
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))

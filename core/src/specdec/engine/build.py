@@ -64,8 +64,10 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     """
     import torch
 
+    from specdec.cpu.library import keep_in
     from specdec.target.model import load_target
 
+    keep_in(config.cache_dir)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     registry = Registry(config.plugins)

@@ -12,7 +12,6 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from specdec.cpu.compile import region
 from specdec.cpu.simd import kernel, word
@@ -57,7 +56,7 @@ _ROUND = np.float32(12582912.0)
 _SERIES = tuple(np.float32(math.log(2.0) ** n / math.factorial(n)) for n in range(7))
 
 
-@njit(inline="always")
+@kernel(fastmath={"contract"}, forceinline=True)
 def _power_of_two(x: Any) -> Any:
     """2**x for -126 <= x <= 126 to about 2e-7: the Taylor series about the nearest integer, and the integer itself."""
     shifted = x + _ROUND
@@ -72,7 +71,7 @@ def _power_of_two(x: Any) -> Any:
     return p * float_from_bits(np.int32((float_bits(shifted) + np.int32(127)) << np.int32(23)))
 
 
-@njit(error_model="numpy", fastmath={"contract"})
+@kernel(fastmath={"contract"})
 def _surplus(row: Any, per_bit: Any, largest: Any, weight: Any, drafted: Any, sums: Any) -> Any:
     """The sum of ``max(weight * 2**((logit - largest) * per_bit) - drafted, 0)``; terms in float32."""
     for i in range(BLOCK):

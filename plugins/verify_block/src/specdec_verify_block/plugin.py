@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 from specdec.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from specdec.types import EngineContext
     from specdec.verify.base import Verifier
 
 
 @hookimpl
-def verify() -> Verifier:
-    """Build the block verifier; it has no options."""
-    from specdec_verify_block.block import BlockVerifier
+def verify(engine: EngineContext) -> Verifier:
+    """Build the block verifier; it has no options. Its kernels are compiled here, not at the first draft."""
+    from specdec_verify_block.block import KERNELS, BlockVerifier
+
+    if engine.device == "cpu":
+        KERNELS.load()
 
     return BlockVerifier()

@@ -6,15 +6,15 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from specdec.cpu.compile import compiled
+from specdec.cpu.simd import kernel
 from specdec.sampling.cpu.choose import philox
 
 _SHIFT = np.uint64(32)
 
 
-@njit(inline="always")
+@kernel
 def uniform_at(seed: Any, position: Any, index: Any, purpose: Any) -> Any:
     """See `specdec.sampling.noise.uniform_at`."""
     p0, p1 = np.uint32(position), np.uint32(np.uint64(position) >> _SHIFT)
@@ -24,7 +24,7 @@ def uniform_at(seed: Any, position: Any, index: Any, purpose: Any) -> Any:
     return (np.float64(pair[1] if index & 1 else pair[0]) + 0.5) * 2.0**-32
 
 
-@njit(inline="always")
+@kernel
 def stays(
     token: Any, logit: Any, largest: Any, normalizer: Any, temperature: Any, seed: Any, position: Any, index: Any,
     purpose: Any, drafted: Any,

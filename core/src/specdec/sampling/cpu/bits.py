@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from specdec.cpu.simd import inlined
 
 SIGN = np.int32(0x7FFFFFFF)
 INFINITY_BITS = np.int32(0x7F800000)
@@ -72,7 +74,7 @@ def double_bits(typing_context: Any, value: Any) -> Any:
     return types.int64(types.float64), bitcast
 
 
-@njit(inline="always")
+@inlined
 def order_key(value: Any) -> Any:
     """An int32 that orders like the float32: equal for -0 and 0, above that of +inf for a positive NaN."""
     bits = float_bits(value)
@@ -80,7 +82,7 @@ def order_key(value: Any) -> Any:
     return np.int32(-magnitude) if bits < 0 else magnitude
 
 
-@njit(inline="always")
+@inlined
 def magnitude_bits(value: Any) -> Any:
     """The float32's bits without the sign; above `INFINITY_BITS` for every NaN."""
     return np.int32(float_bits(value) & SIGN)

@@ -17,10 +17,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from specdec.cpu.compile import region
-from specdec.cpu.simd import word
+from specdec.cpu.simd import inlined, kernel, word
 from specdec.sampling.codes import NAN_LOGITS, NO_TOKEN_LEFT
 from specdec.sampling.cpu.bits import (
     INFINITY_BITS,
@@ -49,7 +48,7 @@ _SLACK = 1e-6
 """Relative error of a bound in float32; bounds near the best score are below |best| + 256 in size."""
 
 
-@njit(inline="always")
+@inlined
 def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     """Philox4x32-10 on uint32 words."""
     for _ in range(10):
@@ -64,7 +63,7 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     return c0, c1, c2, c3
 
 
-@njit(inline="always")
+@kernel
 def fill_words(words: Any, first_token: Any, p0: Any, p1: Any, purpose: Any, k0: Any, k1: Any) -> None:
     """Write the random words of `BLOCK` tokens starting at ``first_token``, a multiple of four."""
     first = np.uint32(first_token >> 2)
@@ -76,20 +75,20 @@ def fill_words(words: Any, first_token: Any, p0: Any, p1: Any, purpose: Any, k0:
         words[4 * i + 3] = w3
 
 
-@njit(inline="always")
+@inlined
 def _score(logit: Any, temperature: Any, word: Any) -> Any:
     uniform = (np.float64(word) + 0.5) * 2.0**-32
     return np.float64(logit) / np.float64(temperature) - math.log(-math.log1p(-uniform))
 
 
-@njit(inline="always")
+@inlined
 def _threshold(best: Any) -> Any:
     """Bounds (in bits) at or below this cannot belong to a score above ``best``."""
     bits = best * _LOG2_E
     return np.float32(bits - (abs(bits) + 256.0) * _SLACK)
 
 
-@njit(inline="always")
+@kernel
 def argmax(row: Any) -> Any:
     """The largest logit of a range, float64, and its first index there, or a code of `specdec.sampling.outcome`."""
     best = LOWEST_KEY
@@ -115,7 +114,7 @@ def argmax(row: Any) -> Any:
     return np.float64(as_float(row[token])), token
 
 
-@njit(inline="always")
+@inlined
 def _scale(block: Any, factor: Any, threshold: Any, bounds: Any) -> Any:
     """Write the scores without noise, in bits; count those that noise could lift over the threshold, and faults."""
     alive = np.int32(0)
@@ -128,7 +127,7 @@ def _scale(block: Any, factor: Any, threshold: Any, bounds: Any) -> Any:
     return alive, faults
 
 
-@njit(inline="always")
+@inlined
 def _add_noise_bound(bounds: Any, words: Any, size: Any, threshold: Any) -> Any:
     """Add the upper bound of the noise to each score; count those above the threshold."""
     alive = np.int32(0)
@@ -140,7 +139,7 @@ def _add_noise_bound(bounds: Any, words: Any, size: Any, threshold: Any) -> Any:
     return alive
 
 
-@njit(inline="always")
+@kernel
 def race(
     row: Any, first_token: Any, temperature: Any, seed: Any, position: Any, purpose: Any, words: Any, bounds: Any
 ) -> Any:
@@ -180,7 +179,7 @@ def race(
     return best, token
 
 
-@njit(inline="always")
+@kernel
 def choose(
     row: Any, first: Any, temperature: Any, seed: Any, position: Any, purpose: Any, words: Any, bounds: Any
 ) -> Any:

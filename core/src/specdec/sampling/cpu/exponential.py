@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from specdec.cpu.simd import kernel
 from specdec.sampling.cpu.bits import double_bits, double_from_bits, float_bits, float_from_bits
 
 LOWEST_EXPONENT = -50.0
@@ -27,7 +27,7 @@ _P0, _P1, _P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.flo
 _P3, _P4, _P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 
 
-@njit(inline="always")
+@kernel(fastmath={"contract"}, forceinline=True)
 def exp32(x: Any) -> Any:
     """exp(x) of a float32 for -87 <= x <= 1 to about 1e-7 relative (polynomial of the Cephes library)."""
     shifted = x * _LOG2_E32 + _ROUND32
@@ -43,7 +43,7 @@ def exp32(x: Any) -> Any:
     return p * float_from_bits(np.int32((float_bits(shifted) + np.int32(127)) << np.int32(23)))
 
 
-@njit(inline="always")
+@kernel(fastmath={"contract"}, forceinline=True)
 def exp(x: Any) -> Any:
     """exp(x) for -700 <= x <= 1 to about 1e-14.
 
@@ -69,7 +69,7 @@ def exp(x: Any) -> Any:
     return p * double_from_bits((double_bits(shifted) + np.int64(1023)) << np.int64(52))
 
 
-@njit(fastmath={"reassoc"})
+@kernel(fastmath={"reassoc"})
 def total_of(values: Any) -> Any:
     """The sum, in whatever order is fast."""
     total = 0.0

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 
-from specdec.cpu.simd import word
+from specdec.cpu.simd import inlined, kernel, word
 from specdec.cpu.threads import add_atomically
 from specdec.sampling.cpu.job import BLOCK, Job
 
@@ -25,44 +25,44 @@ def _pointer(_context: Any, address: Any) -> Any:
     return types.voidptr(types.intp), generate
 
 
-@njit(inline="always")
+@inlined
 def float32s(address: Any, count: Any) -> Any:
     """The ``count`` float32 at an address."""
     return carray(_pointer(address), count, np.float32)
 
 
-@njit(inline="always")
+@inlined
 def uint16s(address: Any, count: Any) -> Any:
     """The ``count`` uint16 at an address."""
     return carray(_pointer(address), count, np.uint16)
 
 
-@njit(inline="always")
+@inlined
 def float64s(address: Any, count: Any) -> Any:
     """The ``count`` float64 at an address."""
     return carray(_pointer(address), count, np.float64)
 
 
-@njit(inline="always")
+@inlined
 def int64s(address: Any, count: Any) -> Any:
     """The ``count`` int64 at an address."""
     return carray(_pointer(address), count, np.int64)
 
 
-@njit(inline="always")
+@inlined
 def int32s(address: Any, count: Any) -> Any:
     """The ``count`` int32 at an address."""
     return carray(_pointer(address), count, np.int32)
 
 
-@njit(inline="always")
+@kernel
 def next_item(block: Any) -> Any:
     """Take the next item; -1 when none is left."""
     item = add_atomically(block + 8 * Job.TICKET.value, 1)
     return item if item < word(block, Job.COUNT) * word(block, Job.PARTS) else -1
 
 
-@njit(inline="always")
+@kernel
 def range_of(block: Any, item: Any) -> Any:
     """The entry of an item, and where its range of the vocabulary starts (a multiple of `BLOCK`) and ends."""
     parts, vocab = word(block, Job.PARTS), word(block, Job.VOCAB)
@@ -71,7 +71,7 @@ def range_of(block: Any, item: Any) -> Any:
     return item // parts, blocks * part // parts * BLOCK, min(vocab, blocks * (part + 1) // parts * BLOCK)
 
 
-@njit(inline="always")
+@kernel
 def row_address(block: Any, entry: Any, first: Any) -> Any:
     """Where an entry's logits from token ``first`` on lie."""
     rows = word(block, Job.ROWS)

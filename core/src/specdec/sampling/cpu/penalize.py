@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from specdec.cpu.compile import compiled
+from specdec.cpu.simd import inlined, kernel
 
 _ZERO = np.float32(0)
 _SPAN = 32
 """Tokens whose states are looked at together: most have not been said, and stay as they are."""
 
 
-@njit(inline="always")
+@inlined
 def _penalized(logit: Any, state: Any, repetition: Any, presence: Any, frequency: Any) -> Any:
     count = state >> np.int32(1)
     repeated = logit / repetition if logit > _ZERO else logit * repetition
@@ -23,7 +23,7 @@ def _penalized(logit: Any, state: Any, repetition: Any, presence: Any, frequency
     return np.float32(np.float32(value - np.float32(frequency * np.float32(count))) - said_once)
 
 
-@njit(inline="always")
+@kernel
 def _penalize_said(row: Any, states: Any, repetition: Any, presence: Any, frequency: Any) -> None:
     for start in range(0, row.shape[0], _SPAN):
         span = states[start : start + _SPAN]

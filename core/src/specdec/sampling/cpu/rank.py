@@ -5,28 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from specdec.cpu.compile import compiled
+from specdec.cpu.simd import inlined, kernel
 from specdec.sampling.cpu.bits import LOWEST_KEY, order_key
 
 _SPAN = 64
 _TOKEN_BITS = np.int64(0xFFFFFFFF)
 
 
-@njit(inline="always")
+@inlined
 def rank_key(value: Any, token: Any) -> Any:
     """An int64 that is larger for what ranks before: a larger logit, then a lower token id."""
     return (np.int64(order_key(value)) << np.int64(32)) | (_TOKEN_BITS - np.int64(token))
 
 
-@njit(inline="always")
+@inlined
 def token_of(key: Any) -> Any:
     """The token id in a rank key."""
     return _TOKEN_BITS - (key & _TOKEN_BITS)
 
 
-@njit(inline="always")
+@inlined
 def sift_down(heap: Any, at: Any, size: Any, key: Any) -> None:
     """Let ``key`` sink from place ``at`` of a min-heap, whose content there is lost, to its place."""
     i = at
@@ -43,7 +43,7 @@ def sift_down(heap: Any, at: Any, size: Any, key: Any) -> None:
     heap[i] = key
 
 
-@njit
+@kernel
 def best_keys(row: Any, count: Any) -> Any:
     """The rank keys of the ``count`` first tokens, first one first."""
     heap = np.full(count, np.int64(-0x7FFFFFFFFFFFFFFF), dtype=np.int64)

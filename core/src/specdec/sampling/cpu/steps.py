@@ -251,7 +251,8 @@ def finish_range(block: int, item: int, kept: int, share: float, words: Any, bou
     token = winner(scores, tokens, row * parts, parts)
     if token == NO_WEIGHT:
         # Only rounding leads here: the two laws are equal, and so is what they give.
-        _, token = draw(block, row, request, 0, word(block, Job.VOCAB), _RECOVER, words, bounds)
+        # np.int64, because numba compiles another `draw` for a literal.
+        _, token = draw(block, row, request, np.int64(0), word(block, Job.VOCAB), _RECOVER, words, bounds)
     out = run_of(block, request)
     for i in range(kept):
         out[i] = draft_token(block, first - request + i)

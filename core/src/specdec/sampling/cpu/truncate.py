@@ -15,9 +15,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from specdec.cpu.compile import compiled
+from specdec.cpu.simd import inlined, kernel
 from specdec.sampling.cpu.bits import (
     INFINITY_BITS,
     LOWEST_KEY,
@@ -34,7 +34,7 @@ _BUCKETS = 2048
 _BUCKETS_PER_NAT = 64.0
 
 
-@njit(inline="always")
+@kernel
 def _largest(row: Any) -> Any:
     """The key of the row's largest logit, and whether the row has NaN."""
     top = LOWEST_KEY
@@ -45,19 +45,19 @@ def _largest(row: Any) -> Any:
     return top, magnitude > INFINITY_BITS
 
 
-@njit(inline="always")
+@inlined
 def _value_of(key: Any) -> Any:
     """The float64 value of an order key."""
     magnitude = np.float64(float_from_bits(np.int32(abs(key))))
     return -magnitude if key < 0 else magnitude
 
 
-@njit(inline="always")
+@inlined
 def _mass_of(row: Any, token: Any, largest: Any, temperature: Any) -> Any:
     return math.exp((np.float64(row[token]) - largest) / temperature)
 
 
-@njit(inline="always")
+@kernel
 def _end_of_ranked(row: Any, keys: Any, largest: Any, temperature: Any, top_p: Any, margin: Any, lowest: Any) -> Any:
     """The last of the ranked ``keys`` that min-p and top-p keep."""
     size = 0
@@ -75,7 +75,7 @@ def _end_of_ranked(row: Any, keys: Any, largest: Any, temperature: Any, top_p: A
     return keys[rank - 1]
 
 
-@njit(fastmath={"contract"})
+@kernel(fastmath={"contract"})
 def _masses(row: Any, largest: Any, temperature: Any, lowest: Any, mass: Any) -> Any:
     """Write exp(distance) of each token, 0 where the logit is below ``lowest`` or too far off, and return the sum."""
     lowest = max(lowest, np.float32(largest + LOWEST_EXPONENT * temperature))
@@ -97,7 +97,7 @@ def _masses(row: Any, largest: Any, temperature: Any, lowest: Any, mass: Any) ->
     return total
 
 
-@njit
+@kernel
 def _tokens_with(mass: Any, least: Any, tokens: Any) -> Any:
     """Write the tokens of at least this mass, in order, and return how many there are."""
     count = 0
@@ -114,12 +114,12 @@ def _tokens_with(mass: Any, least: Any, tokens: Any) -> Any:
     return count
 
 
-@njit(inline="always")
+@inlined
 def _bucket(logit: Any, largest: Any, buckets_per_logit: Any) -> Any:
     return min(np.int64((largest - np.float64(logit)) * buckets_per_logit), _BUCKETS - 1)
 
 
-@njit
+@kernel
 def _end_of_nucleus(
     row: Any, largest: Any, temperature: Any, top_p: Any, margin: Any, lowest: Any, mass: Any, tokens: Any
 ) -> Any:
@@ -157,7 +157,7 @@ def _end_of_nucleus(
     return -keys[0]
 
 
-@njit(inline="always")
+@kernel
 def _lowest_logit(largest: Any, temperature: Any, log_min_p: Any) -> Any:
     """The lowest float32 logit that min-p keeps: (logit - largest) / temperature >= log_min_p."""
     if log_min_p == -np.inf:
@@ -171,7 +171,7 @@ def _lowest_logit(largest: Any, temperature: Any, log_min_p: Any) -> Any:
     return lowest
 
 
-@njit(inline="always")
+@kernel
 def _drop_after(row: Any, last: Any) -> None:
     """Mask every token that ranks behind the key ``last``."""
     value = np.int32(last >> np.int64(32))
@@ -182,7 +182,7 @@ def _drop_after(row: Any, last: Any) -> None:
         row[v] = row[v] if stays else np.float32(-np.inf)
 
 
-@njit(inline="always")
+@kernel
 def _drop_below(row: Any, lowest: Any) -> None:
     for v in range(row.shape[0]):
         row[v] = row[v] if row[v] >= lowest else np.float32(-np.inf)

@@ -11,10 +11,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from specdec.cpu.compile import region
-from specdec.cpu.simd import word
+from specdec.cpu.simd import inlined, kernel, word
 from specdec.sampling.codes import NAN_LOGITS, NO_TOKEN_LEFT
 from specdec.sampling.cpu.bits import (
     INFINITY_BITS,
@@ -44,7 +43,7 @@ _TINY = np.float32(1e-34)
 _SHIFT = np.uint64(32)
 
 
-@njit(inline="always")
+@inlined
 def _top(block: Any) -> Any:
     """The order key of a block's largest value, the first index that has it, and the largest magnitude's bits."""
     top = LOWEST_KEY
@@ -56,7 +55,7 @@ def _top(block: Any) -> Any:
     return top, magnitude
 
 
-@njit(inline="always")
+@inlined
 def _first_with(block: Any, key: Any) -> Any:
     for i in range(block.shape[0]):
         if order_key(as_float(block[i])) == key:
@@ -64,7 +63,7 @@ def _first_with(block: Any, key: Any) -> Any:
     return 0
 
 
-@njit(fastmath={"contract"})
+@kernel(fastmath={"contract"})
 def _write_masses(block: Any, largest: Any, per_nat: Any, out: Any) -> None:
     """Write exp((logit - largest) * per_nat) of each token of a block, 0 for those without mass to speak of."""
     for i in range(block.shape[0]):
@@ -73,7 +72,7 @@ def _write_masses(block: Any, largest: Any, per_nat: Any, out: Any) -> None:
         out[i] = term if distance >= _LOWEST else _ZERO
 
 
-@njit(fastmath={"reassoc"})
+@kernel(fastmath={"reassoc"})
 def _sum(values: Any, size: Any) -> Any:
     total = 0.0
     for i in range(size):
@@ -81,7 +80,7 @@ def _sum(values: Any, size: Any) -> Any:
     return total
 
 
-@njit(inline="always")
+@kernel
 def normalize(row: Any, temperature: Any, masses: Any) -> Any:
     """The largest logit, its first index (or a code), and the sum of exp((logit - largest) / temperature).
 
@@ -112,7 +111,7 @@ def normalize(row: Any, temperature: Any, masses: Any) -> Any:
     return largest, token, total
 
 
-@njit(inline="always")
+@kernel
 def log_normalizer(largest: Any, sums: Any, first: Any, parts: Any, temperature: Any) -> Any:
     """The log-sum-exp at the temperature of what `normalize` found in ranges; the largest logit at temperature 0."""
     most = -np.inf
@@ -148,7 +147,7 @@ def normalize_region(block: int) -> None:
         item = next_item(block)
 
 
-@njit(fastmath={"contract"})
+@kernel(fastmath={"contract"})
 def _bound_probabilities(block: Any, largest: Any, per_nat: Any, log_sum: Any, bounds: Any) -> None:
     """Write upper bounds of the probabilities of a block."""
     for i in range(block.shape[0]):
@@ -156,13 +155,13 @@ def _bound_probabilities(block: Any, largest: Any, per_nat: Any, log_sum: Any, b
         bounds[i] = exp32(min(max(log, _LOWEST), _ONE)) * _ABOVE + _TINY
 
 
-@njit
+@kernel
 def _subtract(bounds: Any, probs: Any, share: Any) -> None:
     for i in range(probs.shape[0]):
         bounds[i] -= probs[i] * share
 
 
-@njit
+@kernel
 def _count_alive(bounds: Any, words: Any, size: Any, best: Any) -> Any:
     """How many tokens may win: w > best * u. Leaves bound - best * u in ``bounds``."""
     factor = np.float32(best * (_UNIFORM * 0.999999))
@@ -174,7 +173,7 @@ def _count_alive(bounds: Any, words: Any, size: Any, best: Any) -> Any:
     return alive
 
 
-@njit(inline="always")
+@kernel
 def residual_race(
     row: Any,
     probs: Any,

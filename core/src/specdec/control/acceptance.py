@@ -42,7 +42,8 @@ class Estimate:
         Args:
             deviations: standard deviations by which each is taken to be higher than believed.
         """
-        return np.cumprod(np.clip(self.accept + deviations * self.spread, 0.0, 1.0), axis=1)
+        taken = np.minimum(np.maximum(self.accept + deviations * self.spread, 0.0), 1.0)
+        return np.asarray(taken.cumprod(axis=1))
 
 
 class Acceptance:
@@ -83,7 +84,7 @@ class Acceptance:
         fill = _shrunk(own[_DRAFTED], own[_OFFERED], drafted, offered, _PRIOR)
         weight = own[_TESTED] + np.minimum(tested + _PRIOR_WEIGHT, _POOL_WEIGHT)
         spread = np.sqrt((accept * (1.0 - accept) + 0.25 / weight) / weight)
-        return Estimate(accept, spread, np.cumprod(fill, axis=1))
+        return Estimate(accept, spread, fill.cumprod(axis=1))
 
     def finish(self, request_id: str) -> None:
         """A request ended."""

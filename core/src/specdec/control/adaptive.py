@@ -173,9 +173,9 @@ class AdaptiveControl(Control):
         usable = (self._positions < allowed[:, None]) & (survival >= _LEAST_SURVIVAL)
         usable[:, 0] = allowed > 0
         # likeliest first; equals by position, then request, so that a cut leaves prefixes
-        position, request = np.divmod(np.flatnonzero(usable.T), num_requests)
-        order = np.argsort(-survival[request, position], kind="stable")
-        position, request = position[order], request[order]
+        likely = np.where(usable, survival, -1.0).T.ravel()
+        order = (-likely).argsort(kind="stable")[: np.count_nonzero(usable)]
+        position, request = np.divmod(order, num_requests)
         kmax = self._kmax[: 1 if self._draft_cost.is_empty else int(self._enough[position.max()])]
         included = position < kmax[:, None]
         drafted = included * fill[request, position]
@@ -186,8 +186,8 @@ class AdaptiveControl(Control):
             position,
             included,
             drafted,
-            np.cumsum(drafted, axis=1),
-            np.cumsum(included, axis=1),
+            drafted.cumsum(axis=1),
+            included.cumsum(axis=1),
             np.interp(kmax, cost.x, cost.seconds)[:, None],
             float(cost.seconds[0]) if self._every_step else 0.0,
         )
@@ -286,7 +286,7 @@ class _Options:
             doubt: standard deviations by which more rows are taken to cost more than believed.
         """
         n = self.num_requests
-        self.tokens = n + np.cumsum(self.drafted * survival[self.request, self.position], axis=1)
+        self.tokens = n + (self.drafted * survival[self.request, self.position]).cumsum(axis=1)
         times = cost.seconds * np.maximum(1.0 + doubt * cost.spread, 0.5)
         plain = float(np.interp(n, cost.x, times))
         # With few requests the rows are all or nothing: a mixture of a plain step and one with the whole draft.

@@ -4,20 +4,26 @@ equal, at temperature 0 and, with the same seeds, at temperature 1.
 EAGLE-3 drafts with the demonstration's trained head. Heads of the other kinds are made here: by least squares, from
 hidden states of the very texts, so that a good part of their drafts is accepted.
 
+The result file grows with every head and shape that is done. A run that was stopped, or that was for some of the
+heads, goes on with --resume::
+
     python benchmarks/identity.py
-    python benchmarks/identity.py --prompts 4 --max-tokens 32 --head medusa --head eagle
+    python benchmarks/identity.py --resume
+    python benchmarks/identity.py --prompts 4 --max-tokens 32 --head medusa --head eagle --out some.json
+    python benchmarks/identity.py --prompts 4 --max-tokens 32 --head eagle3 --out some.json --resume
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from common import add_common, read_conversations, write_result
+from common import RESULTS, add_common, read_conversations, write_result
 
 CHAIN = {"num_speculative_tokens": 4}
 STATIC = {
@@ -31,6 +37,7 @@ SHAPES = {
     "medusa": {"chain": {"num_speculative_tokens": 3}, "tree": STATIC},
     "mlp_speculator": {"chain": {"num_speculative_tokens": 3}, "tree": STATIC},
 }
+MADE = {"eagle": "least squares", "eagle3": "trained", "medusa": "least squares", "mlp_speculator": "least squares"}
 STEPS = 3
 """Heads or steps of Medusa and of the MLP speculator."""
 
@@ -45,25 +52,49 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=8, help="requests at once (default: %(default)s)")
     parser.add_argument("--random", action="store_true", help="also random heads, of which next to nothing is accepted")
     parser.add_argument("--temperature", type=float, action="append", help="0 and 1 when not given")
+    parser.add_argument("--resume", action="store_true", help="go on with the result file; its settings must be these")
     arguments = parser.parse_args()
     conversations = read_conversations(arguments.prompt_set, arguments.prompts)
     temperatures = arguments.temperature or [0.0, 1.0]
-    prompts, plain, _ = decode(arguments, conversations, temperatures, None)
-    cells: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        heads = make_heads(arguments, Path(folder), prompts, plain[0])
-        for (method, made), head in heads.items():
-            for shape, options in SHAPES[method].items():
-                speculative = {"method": method, "model": head, "speculation": "always", **options}
-                _, texts, stats = decode(arguments, conversations, temperatures, speculative)
-                for temperature, text, expected, counts in zip(temperatures, texts, plain, stats, strict=True):
-                    cell = {"head": method, "made": made, "shape": shape, "temperature": temperature}
-                    cells.append(cell | compare(text, expected) | counts)
-                    show(cells[-1])
     names = ("model", "prompts", "prompt_set", "max_tokens", "batch", "threads")
-    settings = {name: getattr(arguments, name) for name in names}
-    write_result("identity", {"settings": settings | {"dtype": "float32"}, "cells": cells}, arguments.out)
+    settings = {name: getattr(arguments, name) for name in names} | {"dtype": "float32", "temperatures": temperatures}
+    cells = earlier_cells(arguments, settings) if arguments.resume else list[dict[str, Any]]()
+    wanted = [
+        (method, made)
+        for method in arguments.head or SHAPES
+        for made in (MADE[method], "random")[: 1 + arguments.random]
+    ]
+    done = {(cell["head"], cell["made"], cell["shape"]) for cell in cells}
+    left = {which: [shape for shape in SHAPES[which[0]] if (*which, shape) not in done] for which in wanted}
+    left = {which: shapes for which, shapes in left.items() if shapes}
+    if left:
+        prompts, plain, _ = decode(arguments, conversations, temperatures, None)
+        with tempfile.TemporaryDirectory() as folder:
+            heads = make_heads(arguments, list(left), Path(folder), prompts, plain[0])
+            for (method, made), shapes in left.items():
+                for shape in shapes:
+                    speculative = {"method": method, "model": heads[method, made], "speculation": "always"}
+                    _, texts, stats = decode(
+                        arguments, conversations, temperatures, speculative | SHAPES[method][shape]
+                    )
+                    for temperature, text, expected, counts in zip(temperatures, texts, plain, stats, strict=True):
+                        cell = {"head": method, "made": made, "shape": shape, "temperature": temperature}
+                        cells.append(cell | compare(text, expected) | counts)
+                        show(cells[-1])
+                    write_result("identity", {"settings": settings, "cells": cells}, arguments.out)
     return int(any(cell["different_texts"] or cell["faults"] for cell in cells))
+
+
+def earlier_cells(arguments: argparse.Namespace, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cells of the result file; none when there is no file."""
+    path = Path(arguments.out) if arguments.out else RESULTS / "identity.json"
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["settings"] != settings:
+        sys.exit(f"--resume: {path} is of other settings, {found['settings']} instead of {settings}")
+    cells: list[dict[str, Any]] = found["cells"]
+    return cells
 
 
 Texts = list[list[int]]
@@ -131,23 +162,23 @@ def show(cell: dict[str, Any]) -> None:
 
 
 def make_heads(
-    arguments: argparse.Namespace, folder: Path, prompts: Texts, answers: Texts
+    arguments: argparse.Namespace, wanted: list[tuple[str, str]], folder: Path, prompts: Texts, answers: Texts
 ) -> dict[tuple[str, str], str]:
-    """Directories of the heads, by method and how they were made."""
+    """Directories of the heads, by method and how they are made."""
     from specdec.testing.heads import tiny_head
 
-    wanted = arguments.head or list(SHAPES)
-    heads = {}
-    if "eagle3" in wanted:
-        heads["eagle3", "trained"] = "demo:smollm2-eagle3"
+    heads = {which: "demo:smollm2-eagle3" for which in wanted if which[1] == "trained"}
+    if len(heads) == len(wanted):
+        return heads
     fitted = {"eagle": fitted_eagle, "medusa": fitted_medusa, "mlp_speculator": fitted_mlp_speculator}
     model, states, tokens = hidden_states(arguments, prompts, answers)
     model.config.save_pretrained(folder / "target")
-    for method in wanted:
-        if method in fitted:
-            heads[method, "least squares"] = str(fitted[method](model, states, tokens, folder / f"{method}-fitted"))
-        if arguments.random:
-            heads[method, "random"] = str(tiny_head(method, folder / "target", folder / f"{method}-random"))
+    for method, made in wanted:
+        path = folder / f"{method}-{made}"
+        if made == "least squares":
+            heads[method, made] = str(fitted[method](model, states, tokens, path))
+        elif made == "random":
+            heads[method, made] = str(tiny_head(method, folder / "target", path))
     return heads
 
 

@@ -193,7 +193,16 @@ def _with_all_called(libraries: Iterable[Any]) -> list[Any]:
 
 
 def _optimise(module: Any, machine: Any) -> None:
-    """numba's passes, over all functions at once: calls are copied in and references dropped, then all the rest."""
+    """numba's passes: each function by itself, which unrolls loops that are to be vectorised as part of a caller's;
+
+    then over all at once: calls are copied in and references dropped, and last all the rest.
+    """
+    alone = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    simplify = alone.getFunctionPassManager()
+    simplify.add_refprune_pass()
+    for function in module.functions:
+        if not function.is_declaration:
+            simplify.run(function, alone)
     for level in (0, 3):
         options = llvm.create_pipeline_tuning_options(speed_level=level)
         options.loop_vectorization = level > 0

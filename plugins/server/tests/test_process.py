@@ -41,6 +41,7 @@ class Process:
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "specdec.cli.main", "serve", *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
+        self._asked = False
         assert self.process.stderr is not None
         self.lines: list[str] = []
         for line in self.process.stderr:
@@ -62,9 +63,14 @@ class Process:
                 time.sleep(0.05)
         raise AssertionError("never ready")
 
-    def stop(self) -> int:
-        if self.process.poll() is None:
+    def terminate(self) -> None:
+        """Ask it to end, once: a second time would end it at once."""
+        if not self._asked and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+        self._asked = True
+
+    def stop(self) -> int:
+        self.terminate()
         code = self.process.wait(40)
         self._reader.join(5)
         assert self.process.stderr is not None
@@ -161,7 +167,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_is_new(settings):
         next(lines)
         with httpx.Client(base_url=server.url, timeout=60) as other:
             assert other.get("/ready").status_code == 200
-            server.process.send_signal(signal.SIGTERM)
+            server.terminate()
             while other.get("/ready").status_code == 200:
                 time.sleep(0.01)
             refused = other.post("/v1/completions", json=body)
@@ -192,7 +198,7 @@ def test_sigterm_under_load_ends_in_time_even_with_a_client_that_does_not_read(s
             clients.append(client)
         assert clients[1].recv(100).startswith(b"HTTP/1.1 200")
         began = time.monotonic()
-        server.process.send_signal(signal.SIGTERM)
+        server.terminate()
         ends = [read_to_end(client) for client in clients[1:]]
         assert server.stop() == 0
         assert time.monotonic() - began < 20

@@ -51,3 +51,11 @@ def test_a_target_with_too_few_layers(
     words = ["--model", str(shallow), "--prompts", str(prompts), "--output", str(tmp_path / "out")]
     assert refused(capsys, *words) == "error: --model: the target has 2 layers; a head needs 3 or more\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_type_that_does_not_exist(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "m", "--prompts", str(prompts), "--output", str(tmp_path / "out"), "--dtype", "bfloat26"]
+    assert (
+        "dtype = 'bfloat26': must be 'auto', 'float32', 'bfloat16' or 'float16'. Did you mean 'bfloat16'?"
+        in refused(capsys, *words)
+    )

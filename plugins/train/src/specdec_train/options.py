@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attrs import NOTHING, field, fields, frozen
 from attrs.validators import optional
 
+from specdec.config import EngineConfig
 from specdec.errors import ConfigError
 
 HEADS = ("eagle3", "eagle", "medusa", "mlp_speculator")
@@ -39,7 +40,9 @@ class TrainingOptions:
     init: str | None = None
     answers: Path | None = None
     chat: bool = False
-    dtype: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
+        default="auto", validator=fields(EngineConfig).dtype.validator
+    )
     num_prompts: int | None = field(default=None, validator=optional(_within(1, 2**31, "at least 1")))
     max_tokens: int = field(default=256, validator=_within(2, 2**20, "at least 2"))
     temperature: float = field(default=0.0, validator=_within(0, 100, "at least 0"))

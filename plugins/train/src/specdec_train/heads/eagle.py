@@ -58,7 +58,11 @@ class Eagle(TrainableHead):
 
     @torch.no_grad()
     def initialise(self, target: FrozenTarget) -> None:
-        """Start from the target's last decoder layer, reading the hidden state alone."""
+        """Start by passing the hidden state on, with the target's last decoder layer for what is to be learned.
+
+        That layer adds to a stream of another scale than the normalised hidden states that are read here, so its two
+        output projections start at zero.
+        """
         width = self.fc.out_features
         self.fc.weight.normal_(std=0.01)
         self.fc.weight[:, width:] += torch.eye(width)
@@ -67,6 +71,8 @@ class Eagle(TrainableHead):
         for name, weight in target.last_layer.items():
             if name in own:
                 own[name].copy_(weight)
+        for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+            own[name].zero_()
 
     def steps(self, batch: Batch, target: FrozenTarget, num_steps: int) -> list[Tensor]:
         """Predicted final hidden states of each draft step, [B, S, width]."""

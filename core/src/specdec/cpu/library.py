@@ -14,9 +14,9 @@ some tens of kilobytes. The key holds everything the code depends on: the module
 package and from specdec, the versions of numba and llvmlite, and the processor. Whoever adds an entry removes those
 that nobody has used for a month, of older versions and other processors.
 
-Where no process can be started, this one compiles; where nothing can link, or
-the cache directory does not allow loading code, this one loads the same object file through LLVM, which takes about
-100 MB more. Either way the machine code is the same.
+Where no process can be started, this one compiles; where nothing can link, or the cache directory does not allow
+loading code, this one loads the same object file through LLVM, which takes about 100 MB more. Either way the machine
+code is the same.
 """
 
 from __future__ import annotations

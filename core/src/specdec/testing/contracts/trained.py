@@ -1,4 +1,4 @@
-"""Contracts of plugins that are loaded for a target: a tiny one, and proposers that draft with trained weights."""
+"""The contract of proposers that draft with trained weights."""
 
 from __future__ import annotations
 

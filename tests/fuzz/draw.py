@@ -251,11 +251,11 @@ class MethodDraw:
         return shape, self._random.choice([k, k + 5])
 
     def _composite(self, k: int) -> tuple[dict[str, Any], int]:
-        members, longest = [], k
+        members, longest = [], 0
         for _ in range(self._random.randint(2, 3)):
             member, needed = self.draw(k, member=True)
             if self._random.random() < 0.3 and "speculative_token_tree" not in member:
-                member["num_speculative_tokens"] = self._random.randint(1, k)
+                member["num_speculative_tokens"] = self._random.randint(1, min(k, needed))
             members.append(member)
             longest = max(longest, needed)
         return {"method": "composite", "proposers": members, "choose": self._random.choice(["first", "best"])}, longest

@@ -32,6 +32,16 @@ def test_texts_and_figures(model, capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_every_shown_method_runs_with_the_settings_it_is_shown_with(capsys, tmp_path, monkeypatch):
+    """What ``make demo`` runs, but shorter."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--num-prompts", "1", "--max-tokens", "4", "--rounds", "1"]) == 0
+    rows = {line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")}
+    shipped = [shown.method for shown in methods.SHOWN if methods.head_for("demo:smollm2", shown.method)]
+    assert {"plain", *shipped} <= rows
+    assert shipped
+
+
 def test_mistakes_are_told(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--rounds", "0"]) == 2
@@ -69,6 +79,8 @@ def test_methods_that_need_a_checkpoint_are_left_out(monkeypatch):
     monkeypatch.setattr(methods, "Registry", FakeRegistry)
     usable, left_out = methods.installed_methods(demo.demo_config("m", "float32"), 3)
     assert usable == [SpeculativeConfig(method="suffix", num_speculative_tokens=3)]
+    as_shown, _ = methods.installed_methods(demo.demo_config("m", "float32"), None)
+    assert as_shown == [shown for shown in methods.SHOWN if shown.method == "suffix"]
     assert sorted(left_out) == ["eagle", "eagle3"]
     assert "speculative.model" in left_out["eagle"]
 

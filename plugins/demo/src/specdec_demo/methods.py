@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import attrs
 
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.errors import ModelNotFoundError, SpecdecError
 from specdec.registry import Registry
 from specdec.target.demo import DEMO_PREFIX, demo_head, is_demo_head
 
-SHOWN: Mapping[str, Mapping[str, Any]] = {
-    "ngram": {"prompt_lookup_min": 2, "prompt_lookup_max": 4},
-    "suffix": {},
-    "medusa": {},
-    "mlp_speculator": {},
-    "eagle": {},
-    "eagle3": {},
-}
-"""The methods that are shown, and options that suit the demonstration better than their defaults."""
+SHOWN = (
+    SpeculativeConfig(
+        method="ngram", num_speculative_tokens=8, options={"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    ),
+    SpeculativeConfig(method="suffix", num_speculative_tokens=8),
+    SpeculativeConfig(method="medusa"),
+    SpeculativeConfig(method="mlp_speculator"),
+    SpeculativeConfig(method="eagle"),
+    SpeculativeConfig(method="eagle3"),
+)
+"""The methods that are shown, with settings that suit the demonstration better than their defaults."""
 
 
-def installed_methods(config: EngineConfig, k: int) -> tuple[list[SpeculativeConfig], dict[str, str]]:
+def installed_methods(config: EngineConfig, k: int | None) -> tuple[list[SpeculativeConfig], dict[str, str]]:
     """The installed methods of `SHOWN`; those that need a head get the one that was trained for the model.
 
     Args:
         config: of the demonstration's engine; its ``plugins`` section restricts what is used.
-        k: draft tokens per step.
+        k: draft tokens per step of every method; None: as `SHOWN` says, or else the method's default.
 
     Returns:
         A configuration for each method, and why the others are left out, by name.
@@ -35,17 +36,18 @@ def installed_methods(config: EngineConfig, k: int) -> tuple[list[SpeculativeCon
     installed = {entry.name for entry in registry.entries() if entry.kind == "proposer"}
     usable: list[SpeculativeConfig] = []
     left_out: dict[str, str] = {}
-    for name in (name for name in SHOWN if name in installed):
+    for shown in SHOWN:
+        name = str(shown.method)
+        if name not in installed:
+            continue
         head = head_for(config.model, name)
         needed = {} if head is None else {"model": head}
         try:
-            registry.plugin_config("proposer", name, {**SHOWN[name], **needed})
+            registry.plugin_config("proposer", name, {**shown.options, **needed})
         except SpecdecError as error:
             left_out[name] = str(error)
         else:
-            usable.append(
-                SpeculativeConfig(method=name, model=head, num_speculative_tokens=k, options=dict(SHOWN[name]))
-            )
+            usable.append(attrs.evolve(shown, model=head, num_speculative_tokens=k or shown.num_speculative_tokens))
     return usable, left_out
 
 

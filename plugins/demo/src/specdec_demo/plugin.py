@@ -25,10 +25,15 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
         ("--num-prompts", 4, "prompts, at most 8"),
         ("--max-tokens", 96, "most output tokens of a prompt"),
         ("--rounds", 2, "turns of each method"),
-        ("--num-speculative-tokens", 5, "most draft tokens per step"),
     ):
         help_text = f"{text} (default: %(default)s)"
         parser.add_argument(flag, type=_positive, default=default, metavar="N", help=help_text)
+    parser.add_argument(
+        "--num-speculative-tokens",
+        type=_positive,
+        metavar="N",
+        help="draft tokens per step of every method (default: what suits the method)",
+    )
     add_model(parser, MODEL, "another model (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", help="type of weights and activations (default: %(default)s)")
     parser.set_defaults(run=run)

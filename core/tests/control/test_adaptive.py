@@ -187,7 +187,7 @@ def test_ended_requests_are_forgotten() -> None:
         control.record_draft([f"{number}"], [3], [3], 1e-3)
         control.record_step(1, 4, 1e-2, [(f"{number}", 3, 1)])
         control.finish(f"{number}")
-    assert control._acceptance._own.shape[1] == 16
+    assert control._acceptance._counts.shape[1] == 16
 
 
 def test_always_drafts_what_the_settings_say() -> None:

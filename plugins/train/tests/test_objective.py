@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.functional import smooth_l1_loss
 
 from specdec_train.batches import Batch
 from specdec_train.heads.base import TrainableHead
@@ -135,7 +136,7 @@ def test_tokens_outside_the_draft_vocabulary_are_misses_without_a_loss() -> None
     frozen = target([1, 2, 3])
     given = batch()
     given.token_ids[:] = 40
-    measured = Objective(head(Eagle), frozen, STEPS)(given)
+    measured = Objective(head(Eagle3), frozen, STEPS)(given)
     assert float(measured.loss.detach()) == 0.0
     assert measured.accuracy == [0.0] * STEPS
 
@@ -149,9 +150,11 @@ def test_every_weight_is_trained(kind: type[TrainableHead]) -> None:
         assert float(parameter.grad.abs().sum()) > 0, name
 
 
-def test_loss_and_counts_equal_a_walk_over_every_place() -> None:
-    """Which places count, which law is the label, how steps are weighted, and that a draft ends at its first miss."""
-    made, given, frozen = head(Medusa), batch((9, 6), (3, 2)), target([*range(0, VOCAB, 2)])
+@pytest.mark.parametrize("kind", [Eagle, Medusa])
+def test_loss_and_counts_equal_a_walk_over_every_place(kind: type[TrainableHead]) -> None:
+    """Which places count, which law and state are the label, how steps are weighted, and that a draft ends at its first
+    miss."""
+    made, given, frozen = head(kind), batch((9, 6), (3, 2)), target([*range(0, VOCAB, 2)])
     measured = Objective(made, frozen, STEPS)(given)
     loss, accuracy, survival = walked(made, given, frozen)
     assert float(measured.loss.detach()) == pytest.approx(loss, rel=1e-5)
@@ -178,7 +181,7 @@ def walked(made: TrainableHead, given: Batch, frozen: FrozenTarget) -> tuple[flo
     outputs = made.steps(given, frozen, STEPS)
     loss, hits, alive = 0.0, [], {}
     for step, output in enumerate(outputs):
-        terms, right = [], []
+        terms, right, distances = [], [], []
         for row, (length, prompt) in enumerate(zip(given.lengths.tolist(), given.prompt_lengths.tolist(), strict=True)):
             for place in range(given.hidden.shape[1]):
                 goal = place + 2 + step
@@ -188,9 +191,11 @@ def walked(made: TrainableHead, given: Batch, frozen: FrozenTarget) -> tuple[flo
                 logits = (made.rows(frozen) @ output[row, place]).log_softmax(dim=-1)
                 law = frozen.logits(given.hidden[row, goal - 1, -1]).softmax(dim=-1)
                 terms.append(-float((law * logits).sum()) if token in frozen.draft_token_ids.tolist() else 0.0)
+                distances.append(float(smooth_l1_loss(output[row, place], given.hidden[row, goal - 1, -1])))
                 right.append(int(frozen.draft_token_ids[logits.argmax()]) == token)
                 alive[row, place, step] = right[-1] and (step == 0 or alive.get((row, place, step - 1), False))
-        loss += STEP_DECAY**step * sum(terms) / len(terms)
+        both = made.cross_entropy_weight * sum(terms) + made.regression_weight * sum(distances)
+        loss += STEP_DECAY**step * both / len(terms)
         hits.append(sum(right) / len(right))
     whole = [
         (row, place) for row, place, step in alive if step == STEPS - 1 and place + 2 >= int(given.prompt_lengths[row])

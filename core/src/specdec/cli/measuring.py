@@ -1,7 +1,7 @@
 """Measures several configurations on the same prompts in one process, taking turns.
 
-Machines drift: frequency, heat, neighbours. So each round runs every variant, in an order that rotates, and variants
-are compared by the medians over rounds. Commands of plugins may use this module.
+Machines drift: frequency, heat, neighbours. So the variants take turns batch by batch, in an order that rotates, and are
+compared by the medians over rounds. Commands of plugins may use this module.
 """
 
 from __future__ import annotations
@@ -76,14 +76,7 @@ class Variant:
     @property
     def overall(self) -> Run:
         """All rounds together."""
-        return Run(
-            round=len(self.runs),
-            seconds=sum(run.seconds for run in self.runs),
-            num_tokens=sum(run.num_tokens for run in self.runs),
-            stats=self.stats,
-            num_decoded=sum(run.num_decoded for run in self.runs),
-            decode_seconds=sum(run.decode_seconds for run in self.runs),
-        )
+        return _together(len(self.runs), self.runs)
 
     @property
     def stats(self) -> EngineStats:
@@ -122,9 +115,9 @@ def measure(
 
     Args:
         variants: all are loaded at once, so memory must hold them together.
-        prompts: the work of one turn.
+        prompts: the work of one round.
         params: of every request but for the seed.
-        rounds: turns of each variant.
+        rounds: how often each variant runs each prompt.
         batch_size: prompts given to the engine at a time.
         advance: called after each batch with its variant and number of prompts, for a progress bar.
 
@@ -133,8 +126,13 @@ def measure(
     """
     with _running(variants, prompts, params) as (engines_of, inputs, seeded):
         for number in range(rounds):
-            for variant, engine in _rotated(engines_of, number):
-                _turn(variant, engine, inputs, seeded, number, batch_size, advance)
+            runs: dict[str, list[Run]] = {variant.name: [] for variant in variants}
+            for turn, part in enumerate(_parts(len(inputs), batch_size)):
+                for variant, engine in _rotated(engines_of, number + turn):
+                    run = _turn(variant, engine, inputs[part], seeded[part], number, advance, is_new=number == 0)
+                    runs[variant.name].append(run)
+            for variant in variants:
+                variant.runs.append(_together(number, runs[variant.name]))
 
 
 def measure_once(
@@ -151,10 +149,14 @@ def measure_once(
     errors are as for `measure`.
     """
     with _running(variants, prompts, params) as (engines_of, inputs, seeded):
-        for number, start in enumerate(range(0, len(inputs), batch_size)):
-            part = slice(start, start + batch_size)
+        for number, part in enumerate(_parts(len(inputs), batch_size)):
             for variant, engine in _rotated(engines_of, number):
-                _turn(variant, engine, inputs[part], seeded[part], number, batch_size, advance, is_new=True)
+                variant.runs.append(_turn(variant, engine, inputs[part], seeded[part], number, advance, is_new=True))
+
+
+def _parts(count: int, batch_size: int) -> list[slice]:
+    """What is given to an engine at a time."""
+    return [slice(start, start + batch_size) for start in range(0, count, batch_size)]
 
 
 _Engines = list[tuple["Variant", Any]]
@@ -178,7 +180,7 @@ def _running(
 
 
 def _rotated(engines_of: _Engines, number: int) -> _Engines:
-    """The order in which variants take turns in a round."""
+    """The order in which variants take turns at a batch."""
     first = number % len(engines_of)
     return [*engines_of[first:], *engines_of[:first]]
 
@@ -194,35 +196,40 @@ def _turn(
     inputs: list[Any],
     params: list[SamplingParams],
     number: int,
-    batch_size: int,
     advance: Callable[[Variant, int], None] | None,
     *,
-    is_new: bool = False,
-) -> None:
-    """One variant's turn; ``is_new`` says that the prompts were not in an earlier one."""
-    outputs = []
-    before, seconds = engine.stats(), 0.0
-    for start in range(0, len(inputs), batch_size):
-        batch = slice(start, start + batch_size)
-        begin = time.perf_counter()
-        outputs += engine.generate(inputs[batch], params[batch], use_tqdm=False, speculation=variant.speculation)
-        seconds += time.perf_counter() - begin
-        if advance is not None:
-            advance(variant, len(inputs[batch]))
+    is_new: bool,
+) -> Run:
+    """One variant's turn at one batch; ``is_new`` says that the prompts were not in an earlier one."""
+    before, begin = engine.stats(), time.perf_counter()
+    outputs = engine.generate(inputs, params, use_tqdm=False, speculation=variant.speculation)
+    seconds = time.perf_counter() - begin
     token_ids = [list(output.outputs[0].token_ids) for output in outputs]
-    variant.runs.append(
-        Run(
-            round=number,
-            seconds=seconds,
-            num_tokens=sum(map(len, token_ids)),
-            stats=engine.stats().since(before),
-            num_decoded=sum(max(len(ids) - 1, 0) for ids in token_ids),
-            decode_seconds=sum(map(_decode_seconds, outputs)),
-        )
-    )
-    if number == 0 or is_new:
+    if is_new:
         variant.token_ids += token_ids
         variant.texts += [output.outputs[0].text for output in outputs]
+    if advance is not None:
+        advance(variant, len(inputs))
+    return Run(
+        round=number,
+        seconds=seconds,
+        num_tokens=sum(map(len, token_ids)),
+        stats=engine.stats().since(before),
+        num_decoded=sum(max(len(ids) - 1, 0) for ids in token_ids),
+        decode_seconds=sum(map(_decode_seconds, outputs)),
+    )
+
+
+def _together(number: int, runs: Sequence[Run]) -> Run:
+    """Several turns as one."""
+    return Run(
+        round=number,
+        seconds=sum(run.seconds for run in runs),
+        num_tokens=sum(run.num_tokens for run in runs),
+        stats=sum_stats([run.stats for run in runs]),
+        num_decoded=sum(run.num_decoded for run in runs),
+        decode_seconds=sum(run.decode_seconds for run in runs),
+    )
 
 
 def _decode_seconds(output: RequestOutput) -> float:

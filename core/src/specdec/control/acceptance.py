@@ -51,10 +51,10 @@ class Acceptance:
 
     def __init__(self, num_positions: int) -> None:
         self._positions = np.arange(num_positions)
-        self._pool = np.zeros((4, num_positions))
-        self._own = np.zeros((4, 16, num_positions))
+        self._counts = np.zeros((4, 16, num_positions))
+        """By kind, slot and position; slot 0 is the pool of all requests."""
         self._slots: dict[str, int] = {}
-        self._free = list(range(15, -1, -1))
+        self._free = list(range(15, 0, -1))
 
     def record_outcomes(self, request_ids: Sequence[str], drafted: np.ndarray, accepted: np.ndarray) -> None:
         """Drafts were verified: int [n] tokens drafted, of which the first ``accepted`` were kept."""
@@ -66,18 +66,15 @@ class Acceptance:
 
     def age(self, num_steps: int) -> None:
         """Steps passed: what was seen before counts less beside what will be seen."""
-        kept = _DISCOUNT**num_steps
-        for counts in (self._pool, self._own):
-            for tries in (_TESTED, _OFFERED):
-                weight = counts[tries]
-                factor = np.maximum(kept, np.minimum(1.0, _LEAST_WEIGHT / np.maximum(weight, 1e-9)))
-                counts[tries : tries + 2] *= factor
+        tries = self._counts[_TESTED::2]
+        factor = np.maximum(np.minimum(_LEAST_WEIGHT / np.maximum(tries, 1e-9), 1.0), _DISCOUNT**num_steps)
+        self._counts.reshape(2, 2, *tries.shape[1:])[:] *= factor[:, None]
 
     def estimate(self, request_ids: Sequence[str]) -> Estimate:
         """What is to be expected of each request."""
-        slots = np.array([self._slots.get(request_id, -1) for request_id in request_ids])
-        own = self._own[:, slots] * (slots >= 0)[:, None]
-        tested, accepted, offered, drafted = self._pool
+        slots = np.array([self._slots.get(request_id, 0) for request_id in request_ids])
+        own = self._counts[:, slots] * (slots > 0)[:, None]
+        tested, accepted, offered, drafted = self._counts[:, 0]
         # a position without evidence is like the others
         overall = (accepted.sum() + _PRIOR * _PRIOR_WEIGHT) / (tested.sum() + _PRIOR_WEIGHT)
         accept = _shrunk(own[_ACCEPTED], own[_TESTED], accepted, tested, overall)
@@ -90,22 +87,22 @@ class Acceptance:
         """A request ended."""
         slot = self._slots.pop(request_id, None)
         if slot is not None:
-            self._own[:, slot] = 0.0
+            self._counts[:, slot] = 0.0
             self._free.append(slot)
 
     def _add(self, request_ids: Sequence[str], kind: int, tries: np.ndarray, hits: np.ndarray) -> None:
         slots = np.array([self._slot(request_id) for request_id in request_ids])
         for offset, numbers in ((kind, tries), (kind + 1, hits)):
             counts = (self._positions < numbers[:, None]).astype(np.float64)
-            np.add.at(self._own[offset], slots, counts)
-            self._pool[offset] += counts.sum(axis=0)
+            np.add.at(self._counts[offset], slots, counts)
+            self._counts[offset, 0] += counts.sum(axis=0)
 
     def _slot(self, request_id: str) -> int:
         slot = self._slots.get(request_id)
         if slot is None:
             if not self._free:
-                size = self._own.shape[1]
-                self._own = np.concatenate([self._own, np.zeros_like(self._own)], axis=1)
+                size = self._counts.shape[1]
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)], axis=1)
                 self._free = list(range(2 * size - 1, size - 1, -1))
             slot = self._slots[request_id] = self._free.pop()
         return slot

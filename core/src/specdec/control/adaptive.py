@@ -134,17 +134,19 @@ class AdaptiveControl(Control):
         self.is_paused = best is plain
         other = None
         if self._allowance > 0 and not self._explored:
-            hoped = estimate.survival(_HOPE)
-            options = self._options(hoped, estimate.fill, allowed)
-            other = self._exploration(options, hoped, doubted, cost, best)
+            other = self._exploration(options, estimate.survival(_HOPE), cost, best)
         self._explored = other is not None
         return best.lengths if other is None else other.lengths
 
-    def _exploration(
-        self, options: _Options, hoped: np.ndarray, doubted: np.ndarray, cost: Curve, best: _Plan
-    ) -> _Plan | None:
-        """What looks best with hope, of what the allowance can pay for; for as many steps as it can."""
-        options.evaluate(doubted, cost, _CAUTION)
+    def _exploration(self, options: _Options, hoped: np.ndarray, cost: Curve, best: _Plan) -> _Plan | None:
+        """What looks best with hope, of what the allowance can pay for; for as many steps as it can.
+
+        Args:
+            options: evaluated with caution, as ``best`` was found; evaluated anew here.
+            hoped: [B, K]: probability that each position is accepted, with hope.
+            cost: of a step.
+            best: the plan without exploring.
+        """
         losses = np.maximum(options.seconds - options.tokens / best.rate, 0.0)
         affordable = losses <= self._allowance
         if not affordable.any():
@@ -179,7 +181,7 @@ class AdaptiveControl(Control):
         kmax = self._kmax[: 1 if self._draft_cost.is_empty else int(self._enough[position.max()])]
         included = position < kmax[:, None]
         drafted = included * fill[request, position]
-        cost = self._draft_cost.curve(num_requests)
+        draft_seconds = self._draft_cost.seconds(num_requests, np.concatenate([[0], kmax]))
         return _Options(
             num_requests,
             request,
@@ -188,8 +190,8 @@ class AdaptiveControl(Control):
             drafted,
             drafted.cumsum(axis=1),
             included.cumsum(axis=1),
-            np.interp(kmax, cost.x, cost.seconds)[:, None],
-            float(cost.seconds[0]) if self._every_step else 0.0,
+            draft_seconds[1:, None],
+            float(draft_seconds[0]) if self._every_step else 0.0,
         )
 
     # --- learning -----------------------------------------------------------------------------------

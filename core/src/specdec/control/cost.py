@@ -117,14 +117,20 @@ class CostModel:
         self._speed *= math.exp(change[0])
         self._state += change[1:]
 
-    def curve(self, num_requests: int) -> Curve:
-        """What is believed for a number of requests; that there is no cost while nothing is known."""
+    def seconds(self, num_requests: int, x: np.ndarray) -> np.ndarray:
+        """What is believed for a number of requests, at each x; that there is no cost while nothing is known."""
         growth = np.maximum(self._state, 0.0) * self._unit
         value = 1.0 + growth[0] * (num_requests - 1) + self._whole @ growth[1:]
+        return np.asarray(np.interp(x, self._knots, self._speed * value))
+
+    def curve(self, num_requests: int) -> Curve:
+        """What is believed for a number of requests at all x, and how surely."""
+        seconds = self.seconds(num_requests, self._knots)
         apart = self._whole - np.minimum(np.maximum(num_requests - self._knots[:-1], 0.0), self._widths)
         apart *= self._unit[1:]
         variance = ((apart @ self._covariance[2:, 2:]) * apart).sum(axis=1)
-        return Curve(self._knots, self._speed * value, np.sqrt(np.maximum(variance, 0.0)) / value)
+        unit = self._speed / np.maximum(seconds, 1e-12)
+        return Curve(self._knots, seconds, np.sqrt(np.maximum(variance, 0.0)) * unit)
 
     def _value(self, features: np.ndarray) -> float:
         """A time in units of the fixed part."""

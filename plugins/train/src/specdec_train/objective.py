@@ -2,6 +2,7 @@
 
 At draft step j, row i of a sequence predicts token ``i + 2 + j``. The label is the target's law there, which is the
 softmax of its logits at row ``i + 1 + j``, over the draft vocabulary (EAGLE-3's loss; soft labels as in distillation).
+A head that predicts the target's final hidden states is also drawn to those of row ``i + 1 + j`` (EAGLE's loss).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import torch
 from attrs import frozen
 from torch import Tensor, nn
+from torch.nn import functional
 
 from specdec_train.batches import Batch, shifted
 from specdec_train.heads.base import TrainableHead
@@ -69,7 +71,11 @@ class Objective(nn.Module):
             added, best = projected_cross_entropy(
                 output[chosen], rows, law, shifted(chosen, place, 1 + step)[chosen], weight
             )
-            loss = loss + added
+            loss = loss + head.cross_entropy_weight * added
+            if head.regression_weight:
+                states = shifted(batch.hidden, batch.hidden[..., -1, :], 1 + step)[chosen]
+                distance = functional.smooth_l1_loss(output[chosen], states, reduction="sum")
+                loss = loss + head.regression_weight * STEP_DECAY**step * distance / max(states.numel(), 1)
             hit = target.draft_token_ids[best] == wanted
             right = torch.zeros_like(chosen)
             right[chosen] = hit

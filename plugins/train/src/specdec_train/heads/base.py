@@ -24,6 +24,11 @@ class TrainableHead(nn.Module):
     """Whether the published layout can draft from a part of the target's vocabulary."""
     reads_layers: ClassVar[bool] = False
     """Whether the head reads tapped layers, which its configuration then names."""
+    cross_entropy_weight: ClassVar[float] = 1.0
+    """Weight in the loss of the cross entropy between the target's law and the head's."""
+    regression_weight: ClassVar[float] = 0.0
+    """Weight in the loss of the Smooth-L1 distance of the outputs from the target's final hidden states, for a head
+    that predicts those."""
     output_rows: Tensor | None = None
     """[draft vocabulary, width]: an output linear of its own, which is kept as it is; None: the target's rows."""
 

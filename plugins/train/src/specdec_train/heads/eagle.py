@@ -44,6 +44,8 @@ class Eagle(TrainableHead):
     """The trainable head; embedding and output projection are the target's."""
 
     name = "eagle"
+    cross_entropy_weight = 0.1
+    regression_weight = 1.0
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -60,19 +62,25 @@ class Eagle(TrainableHead):
     def initialise(self, target: FrozenTarget) -> None:
         """Start by passing the hidden state on, with the target's last decoder layer for what is to be learned.
 
-        That layer adds to a stream of another scale than the normalised hidden states that are read here, so its two
-        output projections start at zero.
+        That layer reads normalised streams; here it reads final hidden states, which are normalised streams times the
+        weights of the target's final norm. So those are divided out of what reads, once: attention has no norm here.
+        What the layer adds has another scale, too, and its two output projections start at zero.
         """
         width = self.fc.out_features
         self.fc.weight.normal_(std=0.01)
         self.fc.weight[:, width:] += torch.eye(width)
-        layer = self.layers[0]
-        own = dict(layer.named_parameters())
-        for name, weight in target.last_layer.items():
-            if name in own:
-                own[name].copy_(weight)
-        for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
-            own[name].zero_()
+        layer, own = target.last_layer, self.layers[0]
+        for name in ("q_proj", "k_proj", "v_proj"):
+            reads = layer["input_layernorm.weight"] / target.final_norm
+            getattr(own.self_attn, name).weight.copy_(layer[f"self_attn.{name}.weight"] * reads)
+        scale = target.final_norm.square().mean().sqrt()
+        own.post_attention_layernorm.weight.copy_(
+            layer["post_attention_layernorm.weight"] / target.final_norm * scale
+        )
+        for name in ("gate_proj", "up_proj"):
+            getattr(own.mlp, name).weight.copy_(layer[f"mlp.{name}.weight"])
+        own.self_attn.o_proj.weight.zero_()
+        own.mlp.down_proj.weight.zero_()
 
     def steps(self, batch: Batch, target: FrozenTarget, num_steps: int) -> list[Tensor]:
         """Predicted final hidden states of each draft step, [B, S, width]."""

@@ -1,10 +1,14 @@
-"""Loads EAGLE heads with DeepSeek layers: norms of embedding and hidden state, and one behind the layers."""
+"""Loads EAGLE heads with DeepSeek layers: norms of embedding and hidden state, and one behind the layers.
+
+The feed-forward part of a layer is dense or a mixture of experts.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from specdec.drafting.checkpoint import HeadCheckpoint
+from specdec.drafting.feed_forward import mixtures_of
 from specdec.drafting.head_layouts import PredictionLayout, load_predicting_head
 from specdec.drafting.mla import MlaSizes
 
@@ -31,4 +35,5 @@ def load_eagle(directory: Path, overrides: Mapping[str, Any], target: TargetMode
         PluginUnsuitableError: the head was made for another target.
     """
     checkpoint = HeadCheckpoint(directory, lambda name: name.removeprefix("model."), overrides=overrides)
-    return load_predicting_head(checkpoint, MlaSizes.of(checkpoint), _LAYOUT, target)
+    layers = MlaSizes.of(checkpoint, mixtures_of(checkpoint, target.info.num_layers))
+    return load_predicting_head(checkpoint, layers, _LAYOUT, target)

@@ -34,7 +34,9 @@ _NAMES = {
 """Parts of Mistral's names and of transformers', for every kind of attention."""
 
 
-def open_native(directory: Path, overrides: Mapping[str, Any], attention: Mapping[str, str]) -> HeadCheckpoint:
+def open_native(
+    directory: Path, overrides: Mapping[str, Any], attention: Mapping[str, str], others: Mapping[str, str] | None = None
+) -> HeadCheckpoint:
     """Open a checkpoint, with transformers' names for tensors and for keys of the configuration.
 
     Args:
@@ -42,11 +44,12 @@ def open_native(directory: Path, overrides: Mapping[str, Any], attention: Mappin
         overrides: keys of its configuration that shall be otherwise, by transformers' names.
         attention: what follows ``attention.`` in the stored names of the projections and norms of its attention, and
             what follows ``self_attn.`` in transformers', for example ``wq`` and ``q_proj``.
+        others: further parts of stored names, dots around them included, and of transformers'.
 
     Raises:
         ModelLoadError: it cannot be read, or its tensors are quantised, which heads are not computed with.
     """
-    names = _NAMES | {f".attention.{old}.": f".self_attn.{new}." for old, new in attention.items()}
+    names = _NAMES | {f".attention.{old}.": f".self_attn.{new}." for old, new in attention.items()} | (others or {})
 
     def named(name: str) -> str:
         for old, new in names.items():

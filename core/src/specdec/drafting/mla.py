@@ -6,8 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 
+from specdec.drafting.feed_forward import DenseSizes
 from specdec.drafting.layers import ACTIVATIONS
 from specdec.drafting.modules import linear, rms_norm, rotate_halves
 from specdec.errors import ModelLoadError
@@ -20,14 +21,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec.drafting.checkpoint import HeadCheckpoint, Shape
+    from specdec.drafting.feed_forward import FeedForwardSizes
 
 
 @frozen(kw_only=True)
 class MlaSizes:
-    """Widths of DeepSeek's layers with a dense feed-forward part, with transformers' names."""
+    """Widths of DeepSeek's layers, with transformers' names."""
 
     hidden_size: int
-    intermediate_size: int
+    dense: DenseSizes
+    """The feed-forward part of layers that are not in ``mixtures``."""
+    mixtures: Mapping[str, FeedForwardSizes] = field(factory=dict)
+    """Layers with a mixture of experts, by name: ``layers.0`` and so on."""
     num_attention_heads: int
     q_lora_rank: int | None
     kv_lora_rank: int
@@ -42,8 +47,12 @@ class MlaSizes:
     """Whether rotary pairs are neighbours (DeepSeek) or halves."""
 
     @staticmethod
-    def of(checkpoint: HeadCheckpoint) -> MlaSizes:
+    def of(checkpoint: HeadCheckpoint, mixtures: Mapping[str, FeedForwardSizes] | None = None) -> MlaSizes:
         """Read them from a configuration.
+
+        Args:
+            checkpoint: of the head.
+            mixtures: its layers with a mixture of experts (`specdec.drafting.feed_forward.mixtures_of`).
 
         Raises:
             ModelLoadError: a key is missing or the activation is unknown.
@@ -58,7 +67,8 @@ class MlaSizes:
         rank = config.get("q_lora_rank")
         return MlaSizes(
             hidden_size=int(require("hidden_size")),
-            intermediate_size=int(require("intermediate_size")),
+            dense=DenseSizes(int(require("intermediate_size"))),
+            mixtures=mixtures or {},
             num_attention_heads=int(require("num_attention_heads")),
             q_lora_rank=None if rank is None else int(rank),
             kv_lora_rank=int(require("kv_lora_rank")),
@@ -84,7 +94,7 @@ class MlaSizes:
     def shapes(self, prefix: str, input_width: int | None = None) -> dict[str, Shape]:
         """Names and shapes of a layer's tensors but for the input norm; see `LayerReader.shapes`."""
         h, heads, wide = self.hidden_size, self.num_attention_heads, input_width or self.hidden_size
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        attention = f"{prefix}.self_attn"
         queries: dict[str, Shape] = {f"{attention}.q_proj.weight": (heads * self.qk_head_dim, wide)}
         if self.q_lora_rank is not None:
             queries = {
@@ -98,10 +108,12 @@ class MlaSizes:
             f"{attention}.kv_b_proj.weight": (heads * (self.qk_nope_head_dim + self.v_head_dim), self.kv_lora_rank),
             f"{attention}.o_proj.weight": (h, heads * self.v_head_dim),
             f"{prefix}.post_attention_layernorm.weight": (h,),
-            f"{mlp}.gate_proj.weight": (self.intermediate_size, h),
-            f"{mlp}.up_proj.weight": (self.intermediate_size, h),
-            f"{mlp}.down_proj.weight": (h, self.intermediate_size),
+            **self.feed_forward(prefix).shapes(f"{prefix}.mlp", h),
         }
+
+    def feed_forward(self, prefix: str) -> FeedForwardSizes:
+        """The sizes of a layer's feed-forward part."""
+        return self.mixtures.get(prefix, self.dense)
 
     def optional_shapes(self, prefix: str) -> dict[str, Shape]:
         """None."""
@@ -152,17 +164,14 @@ class MlaLayer:
         self._expand = linear(weight("self_attn.kv_b_proj"))
         self._output = linear(weight("self_attn.o_proj"))
         self._post_norm = rms_norm(weight("post_attention_layernorm"), sizes.eps)
-        self._gate_up = linear(torch.cat([weight("mlp.gate_proj"), weight("mlp.up_proj")]))
-        self._down = linear(weight("mlp.down_proj"))
-        self._activation = ACTIVATIONS[sizes.hidden_act]
+        self._feed_forward = sizes.feed_forward(prefix).build(tensors, f"{prefix}.mlp", sizes.hidden_act)
 
     def __call__(self, inputs: Tensor, residual: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See `specdec.drafting.recurrent.DraftLayer`."""
         query, key, value = self._projected(inputs, cos, sin)
         attended = bridge.attend(self.attention.index, query, key, value)
         stream = residual + self._output(attended.flatten(1))
-        gate, up = self._gate_up(self._post_norm(stream)).chunk(2, dim=-1)
-        result: Tensor = stream + self._down(self._activation(gate) * up)
+        result: Tensor = stream + self._feed_forward(self._post_norm(stream))
         return result
 
     def _projected(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -151,12 +151,20 @@ def target_output(target: TargetModel) -> nn.Module:
     return head
 
 
+ROUTER = ".mlp.gate."
+"""Part of the names of the tensors that choose experts; they stay in float32, as choices hang on their last bits."""
+
+
 def moved(tensors: Mapping[str, Tensor], target: TargetModel) -> dict[str, Tensor]:
-    """Floating-point tensors in the target's dtype on its device; others only on its device."""
-    return {
-        name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else None)
-        for name, tensor in tensors.items()
-    }
+    """Floating-point tensors in the target's dtype on its device, those of a `ROUTER` in float32; others only on its
+    device."""
+
+    def dtype(name: str, tensor: Tensor) -> torch.dtype | None:
+        if not tensor.is_floating_point():
+            return None
+        return torch.float32 if ROUTER in name else target.dtype
+
+    return {name: tensor.to(target.device, dtype(name, tensor)) for name, tensor in tensors.items()}
 
 
 def rotate_halves(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import DeepseekV3Config
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 
 from specdec.errors import ModelLoadError, PluginUnsuitableError
 from specdec.target.model import TargetModel
@@ -74,12 +76,42 @@ def layer_shapes(name, width=HIDDEN):
     }
 
 
-def tensors_of():
+EXPERTS, NARROW = 8, 10
+MIXTURE = {
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": NARROW,
+    "n_shared_experts": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.7,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
+
+
+def mixture_shapes(name):
+    """A layer with experts in place of the dense feed-forward part."""
+    shapes = {key: shape for key, shape in layer_shapes(name).items() if ".mlp." not in key}
+    shapes |= {f"{name}.mlp.gate.weight": (EXPERTS, HIDDEN), f"{name}.mlp.gate.e_score_correction_bias": (EXPERTS,)}
+    for part, inner in (("shared_experts", 2 * NARROW), *((f"experts.{i}", NARROW) for i in range(EXPERTS))):
+        shapes |= {
+            f"{name}.mlp.{part}.gate_proj.weight": (inner, HIDDEN),
+            f"{name}.mlp.{part}.up_proj.weight": (inner, HIDDEN),
+            f"{name}.mlp.{part}.down_proj.weight": (HIDDEN, inner),
+        }
+    return shapes
+
+
+def tensors_of(layer_shapes=layer_shapes):
     shapes = {"fc.weight": (HIDDEN, 2 * HIDDEN), **layer_shapes("layers.0")}
     return random_tensors(shapes | dict.fromkeys(("enorm.weight", "hnorm.weight", "norm.weight"), (HIDDEN,)))
 
 
-def layer(w, name, inputs, residual, positions, scaling=None):
+def layer(w, name, inputs, residual, positions, scaling=None, feed_forward=None):
     """What comes behind the input norm."""
 
     def part(short):
@@ -87,8 +119,21 @@ def layer(w, name, inputs, residual, positions, scaling=None):
 
     sizes = {"heads": HEADS, "nope": NOPE, "rope": ROPE, "theta": THETA, "scaling": scaling}
     y = residual + latent_attention(w, part, inputs, positions, **sizes)
+    y_normed = norm(y, w[f"{name}.post_attention_layernorm.weight"])
+    if feed_forward is not None:
+        return y + feed_forward(y_normed)
     mlp = [f"{name}.mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
-    return y + gated(w, *mlp, norm(y, w[f"{name}.post_attention_layernorm.weight"]))
+    return y + gated(w, *mlp, y_normed)
+
+
+def expected_states(w, target, feed_forward=None):
+    """What an EAGLE head computes for the `sample`."""
+    hidden, ids, positions = sample()
+    table = target.model.get_input_embeddings().weight
+    both = torch.cat([norm(table[ids], w["enorm.weight"]), norm(hidden, w["hnorm.weight"])], -1)
+    z = F.linear(both, w["fc.weight"])
+    z = layer(w, "layers.0", norm(z, w["layers.0.input_layernorm.weight"]), z, positions, feed_forward=feed_forward)
+    return norm(z, w["norm.weight"])
 
 
 def test_eagle(tmp_path, target):
@@ -96,14 +141,35 @@ def test_eagle(tmp_path, target):
     w = tensors_of()
     head = load_eagle(write_head(tmp_path, CONFIG, {f"model.{name}": t for name, t in w.items()}), {}, target)
     hidden, ids, positions = sample()
-    table = target.model.get_input_embeddings().weight
-    both = torch.cat([norm(table[ids], w["enorm.weight"]), norm(hidden, w["hnorm.weight"])], -1)
-    z = F.linear(both, w["fc.weight"])
-    z = layer(w, "layers.0", norm(z, w["layers.0.input_layernorm.weight"]), z, positions)
-    expected = norm(z, w["norm.weight"])
+    expected = expected_states(w, target)
     torch.testing.assert_close(run_head(head, (hidden,), ids, positions), expected, rtol=1e-4, atol=1e-4)
     rows = target.model.get_output_embeddings().weight
     torch.testing.assert_close(head.logits(expected), F.linear(expected, rows), rtol=1e-4, atol=1e-4)
+
+
+def their_mixture(w, name):
+    """The feed-forward part of transformers' layer with the head's weights: [T, h] -> [T, h]."""
+    module = DeepseekV3DecoderLayer(DeepseekV3Config(**(CONFIG | MIXTURE)), 3).mlp
+    parts = {
+        part: torch.stack([w[f"{name}.experts.{i}.{part}_proj.weight"] for i in range(EXPERTS)])
+        for part in ("gate", "up", "down")
+    }
+    state = {key.removeprefix(f"{name}."): t for key, t in w.items() if key.startswith(name) and ".experts." not in key}
+    state |= {
+        "experts.gate_up_proj": torch.cat([parts["gate"], parts["up"]], dim=1),
+        "experts.down_proj": parts["down"],
+    }
+    module.load_state_dict(state, strict=True)
+    return lambda rows: module(rows[None])[0].detach()
+
+
+def test_eagle_with_a_mixture_of_experts(tmp_path, target):
+    """The feed-forward part is that of transformers' DeepSeek-V3 layer, groups of experts included."""
+    w = tensors_of(mixture_shapes)
+    head = load_eagle(write_head(tmp_path, CONFIG | MIXTURE, w), {}, target)
+    hidden, ids, positions = sample()
+    expected = expected_states(w, target, their_mixture(w, "layers.0.mlp"))
+    torch.testing.assert_close(run_head(head, (hidden,), ids, positions), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_eagle3(tmp_path, target):
@@ -122,10 +188,23 @@ def test_eagle3(tmp_path, target):
     assert head.attention_layers[0].v_head_dim == VALUE
 
 
-def test_a_mixture_of_experts_is_refused(tmp_path, target):
+def test_mixtures_that_do_not_fit_are_refused(tmp_path, target):
+    """Whatever a mixture lacks or has too much is named; EAGLE-3 heads are dense, whatever their configuration says."""
+    tensors = tensors_of(mixture_shapes)
+    del tensors["layers.0.mlp.gate.e_score_correction_bias"], tensors["layers.0.mlp.experts.2.up_proj.weight"]
+    tensors |= random_tensors({"layers.0.mlp.experts.8.up_proj.weight": (NARROW, HIDDEN)})
+    message = (
+        "missing: layers.0.mlp.gate.e_score_correction_bias, layers.0.mlp.experts.2.up_proj.weight; "
+        "not part of the head: layers.0.mlp.experts.8.up_proj.weight"
+    )
+    with pytest.raises(ModelLoadError, match=message):
+        load_eagle(write_head(tmp_path / "a", CONFIG | MIXTURE, tensors), {}, target)
     tensors = tensors_of() | random_tensors({"layers.0.mlp.experts.0.gate_proj.weight": (8, HIDDEN)})
     with pytest.raises(ModelLoadError, match="not part of the head: layers.0.mlp.experts.0.gate_proj.weight"):
-        load_eagle(write_head(tmp_path, CONFIG, tensors), {}, target)
+        load_eagle(write_head(tmp_path / "b", CONFIG, tensors), {}, target)
+    shapes = {"fc.weight": (HIDDEN, 3 * HIDDEN), "layers.0.hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    dense = random_tensors(shapes | layer_shapes("layers.0", 2 * HIDDEN))
+    load_eagle3(write_head(tmp_path / "c", CONFIG | MIXTURE | {"first_k_dense_replace": 0}, dense), {}, target)
 
 
 def test_misfits_are_refused(tmp_path, target):

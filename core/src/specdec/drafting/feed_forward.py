@@ -283,11 +283,13 @@ def _known(checkpoint: HeadCheckpoint, key: str, known: Sequence[str], default: 
 def _check_counts(checkpoint: HeadCheckpoint, rule: RouterRule, num_experts: int) -> None:
     """Refuse counts that no choice can meet."""
     counts = f"n_routed_experts is {num_experts}, n_group {rule.num_groups}, topk_group {rule.num_chosen_groups}"
-    if num_experts % rule.num_groups or rule.num_chosen_groups > rule.num_groups:
-        raise ModelLoadError(f"{checkpoint.directory}: {counts}: experts must fall into groups of one size")
     eligible = num_experts // rule.num_groups * rule.num_chosen_groups
-    if rule.num_chosen > eligible:
-        raise ModelLoadError(
-            f"{checkpoint.directory}: num_experts_per_tok is {rule.num_chosen}, but the chosen groups hold {eligible} "
-            f"experts ({counts})"
-        )
+    problem = None
+    if num_experts % rule.num_groups:
+        problem = f"{counts}: experts must fall into groups of one size"
+    elif rule.num_chosen_groups > rule.num_groups:
+        problem = f"{counts}: the chosen groups are more than there are"
+    elif rule.num_chosen > eligible:
+        problem = f"num_experts_per_tok is {rule.num_chosen}, but the chosen groups hold {eligible} experts ({counts})"
+    if problem is not None:
+        raise ModelLoadError(f"{checkpoint.directory}: {problem}")

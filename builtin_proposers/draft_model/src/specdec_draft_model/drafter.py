@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec.config import EngineConfig
-from specdec.drafting.kit import draft_backend
+from specdec.drafting.kit import MASK_TOKEN_KEYS, draft_backend
 from specdec.errors import ConfigError, SpecdecError
 from specdec.target.model import TargetModel, load_target
 from specdec.types import Needs
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from specdec.attention.interface import KVCache, KVGeometry
     from specdec.types import EngineContext, PackedBatch
     from specdec_draft_model.config import DraftModelConfig
-
-PARALLEL_KEYS = ("pard_token", "ptd_token_id")
-"""Keys of ``config.json`` that hold the mask id of a model trained for parallel drafting."""
 
 
 class Drafter:
@@ -131,13 +128,13 @@ def _vocabulary(config: DraftModelConfig, engine: EngineContext, model: TargetMo
 
 def _mask_token(config: DraftModelConfig, model: TargetModel) -> int | None:
     """The mask id when drafts are made in parallel."""
-    masks = [value for key in PARALLEL_KEYS if (value := getattr(model.info.hf_config, key, None)) is not None]
+    masks = [value for key in MASK_TOKEN_KEYS if (value := getattr(model.info.hf_config, key, None)) is not None]
     if config.parallel_drafting is False or (config.parallel_drafting is None and not masks):
         return None
     if not masks:
         raise ConfigError(
             f"speculative.parallel_drafting is on, but the drafter {config.model!r} was not trained for it: its "
-            f"config.json has no {' or '.join(PARALLEL_KEYS)}; leave parallel_drafting out",
+            f"config.json has no {' or '.join(MASK_TOKEN_KEYS)}; leave parallel_drafting out",
             path="speculative.parallel_drafting",
         )
     mask = masks[0]

@@ -15,7 +15,16 @@ import torch
 from attrs import field, frozen
 
 from specdec.drafting import Proposer
-from specdec.drafting.kit import ChainDrafter, DraftSampler, DraftState, DraftValidity, SlotTable, Span, no_draft
+from specdec.drafting.kit import (
+    ChainDrafter,
+    DraftSampler,
+    DraftState,
+    DraftValidity,
+    SlotTable,
+    Span,
+    logits_in_parallel,
+    no_draft,
+)
 from specdec.types import Needs, ProposerCapabilities
 
 if TYPE_CHECKING:
@@ -23,7 +32,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from specdec.drafting.kit import NextLogits
     from specdec.target.model import TargetModel
     from specdec.types import ComputedStep, Draft, EngineContext, ProposalInput, RequestInfo
     from specdec_draft_model.config import DraftModelConfig
@@ -92,7 +100,7 @@ class DraftModelProposer(Proposer):
         if logits is None:
             return no_draft(len(limits))
         if self.drafter.mask_token_id is not None:
-            return self._chain.run(batch, limits, *_in_parallel(logits, limits)).draft()
+            return self._chain.run(batch, limits, *logits_in_parallel(logits, limits)).draft()
         return self._one_by_one(step, limits, logits)
 
     def finish(self, request_id: str) -> None:
@@ -210,14 +218,3 @@ class _Step:
     def state_of(self, index: int) -> DraftState:
         """The state of a request of ``batch``."""
         return self.states[self.rows[index]]
-
-
-def _in_parallel(logits: Tensor, limits: np.ndarray) -> tuple[Tensor, NextLogits]:
-    """The logits of the first draft tokens, and a look-up of the others: a request has one row for each."""
-    starts = np.cumsum(limits) - limits
-
-    def next_logits(token_ids: Tensor, chosen: np.ndarray, depth: int) -> Tensor:
-        return logits[torch.from_numpy(starts[chosen] + depth + 1).to(logits.device)]
-
-    first = torch.from_numpy(starts[limits > 0]).to(logits.device)
-    return logits[first], next_logits

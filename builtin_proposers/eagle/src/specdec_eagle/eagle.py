@@ -1,10 +1,13 @@
 """The proposer: one pass of the head over the rows that the target has just computed, then chains or trees from its
-own output.
+own output; or, with a head trained for it, all tokens of a chain from that one pass.
 
 After a step the target has hidden states of positions up to N - 1, and the token at N is known but not computed. The
 first pass runs rows up to N - 1 with true hidden states, each with the token behind it; the last row predicts the token
 at N + 1. Further rows (N, N + 1, …) are made of draft tokens and the head's own output; their K/V is overwritten by the
 next first pass, also where the draft is accepted.
+
+A head with a mask row (P-EAGLE) has these further rows in the first pass: each stands for a draft token that is not
+known yet, so none of them depends on the others' tokens. Their K/V is overwritten in the same way.
 """
 
 from __future__ import annotations
@@ -16,14 +19,15 @@ import torch
 
 from specdec.drafting import Proposer
 from specdec.drafting.checkpoint import resolve_head
-from specdec.drafting.kit import ChainDrafter, DraftLayers, DraftSampler, SlotTable, Span
+from specdec.drafting.kit import ChainDrafter, DraftLayers, DraftSampler, SlotTable, Span, logits_in_parallel
 from specdec.drafting.token_trees import check_size
 from specdec.drafting.trees import Keys, Vocabulary, draft_trees, no_drafts, shape_of
+from specdec.errors import ConfigError
 from specdec.types import Needs, ProposerCapabilities
 from specdec_eagle.growth import HeadGrowth
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -48,17 +52,40 @@ def build(method: str, config: EagleConfig, engine: EngineContext) -> EaglePropo
         ModelNotFoundError: the checkpoint does not exist.
         ModelLoadError: its files are unreadable or its tensors do not fit.
         PluginUnsuitableError: it was made for another target.
-        ConfigError: a tree is larger than a draft may be.
+        ConfigError: a tree is larger than a draft may be, or the head cannot draft as the options say.
     """
     assert engine.registry is not None
     check_size(config.static_tree or (), engine.num_speculative_tokens)
     registry, name = engine.registry, f"{method}.{engine.target_info.model_type}"
     registry.select("head", name)  # before anything is fetched
     checkpoint = resolve_head(config.model, engine.settings.get("cache_dir"))
-    head = registry.create(
-        "head", name, "draft_head", checkpoint=checkpoint, overrides=config.head_config, engine=engine
-    )
+    overrides = dict(config.head_config)
+    if config.parallel_drafting is not None:
+        overrides["parallel_drafting"] = config.parallel_drafting
+    head = registry.create("head", name, "draft_head", checkpoint=checkpoint, overrides=overrides, engine=engine)
+    _check_way_of_drafting(head, config)
     return EagleProposer(head, config, engine)
+
+
+def _check_way_of_drafting(head: DraftHead, config: EagleConfig) -> None:
+    """Refuse options that a head cannot follow.
+
+    Raises:
+        ConfigError: says which and why.
+    """
+    if config.parallel_drafting and head.mask_row is None:
+        raise ConfigError(
+            f"speculative.parallel_drafting is on, but the head {config.model!r} was not trained for it: leave it out",
+            path="speculative.parallel_drafting",
+        )
+    if config.has_trees and head.mask_row is not None:
+        option = "speculative_token_tree" if config.static_tree is not None else "tree_top_k"
+        raise ConfigError(
+            f"speculative.{option} asks for trees, but the head {config.model!r} drafts all tokens in one pass "
+            "(P-EAGLE), where no token depends on another, so that its drafts are chains: leave "
+            f"{option} out, or set speculative.parallel_drafting = false to draft one token after another",
+            path=f"speculative.{option}",
+        )
 
 
 class EagleProposer(Proposer):
@@ -94,10 +121,15 @@ class EagleProposer(Proposer):
             to_target_ids=to_target_ids,
         )
         self._shape = shape
+        self._mask: Tensor | None = None
+        """[1, h]: what rows of draft tokens take in place of a fused hidden state, when they are in the first pass."""
 
     def load(self, target: TargetModel) -> None:
         """Allocate the head's K/V beside the target's."""
         self._device = target.device
+        if self.head.mask_row is not None:
+            with torch.inference_mode():
+                self._mask = self.head.fuse(self.head.mask_row.hidden_states)
         self.layers = DraftLayers.build(
             self._engine,
             self.head.attention_layers,
@@ -128,7 +160,9 @@ class EagleProposer(Proposer):
         # Nothing follows from a step that computed nothing of a request.
         limits = np.where(np.diff(computed.kept_start)[rows] > 0, limits, 0)
         tables = SlotTable(computed, self.layers.cache.block_size, self._device)
-        hidden = self._first_pass(computed, tables, rows[limits > 0])
+        wanted = np.zeros(len(computed.request_ids), dtype=np.int64)
+        wanted[rows] = np.minimum(limits, 1) if self._mask is None else limits
+        hidden = self._first_pass(computed, tables, wanted)
         if not limits.any():
             return no_drafts(len(rows))
         ends = computed.num_computed.astype(np.int64)[rows]
@@ -143,8 +177,10 @@ class EagleProposer(Proposer):
                 return shape.grow(growth, limit, Keys.of(batch, members), room)
 
             return draft_trees(limits, grow)
-        run = _ChainRun(self.head, self.layers, tables, rows, ends, hidden, limits)
         logits = self.head.logits(hidden)
+        if self._mask is not None:
+            return self._chains.run(batch, limits, *logits_in_parallel(logits, limits)).draft()
+        run = _ChainRun(self.head, self.layers, tables, rows, ends, hidden, limits)
         return self._chains.run(batch, limits, logits, run).draft()
 
     def memory(self) -> Mapping[str, int]:
@@ -152,32 +188,52 @@ class EagleProposer(Proposer):
         return {**self.head.memory(), "kv_cache": self.layers.num_bytes}
 
     def _first_pass(self, computed: ComputedStep, tables: SlotTable, wanted: np.ndarray) -> Tensor:
-        """Run the rows with true hidden states.
+        """Run the rows with true hidden states, and behind them those of mask tokens.
 
         Args:
             computed: the step.
             tables: its slots.
-            wanted: int64 [A], ascending: rows of the step's requests that will draft.
+            wanted: int64 [step's requests]: of how many rows the output is wanted. The first is the last one with a
+                true hidden state, the others have mask tokens.
 
         Returns:
-            [A, h]: the head's output at the last row of each of these requests.
+            [sum of wanted, h]: the head's output at these rows.
         """
         spans, pieces = [], []
-        asked = set(wanted.tolist())
         for row, tokens in enumerate(computed.token_ids):
             start, end = int(computed.first_position[row]), int(computed.num_computed[row])
             behind = tokens[start + 1 : end + 1]
             if len(behind):  # a text that a stop has cut ends with a token that nothing follows
-                spans.append(Span(row, start, behind, num_wanted=int(row in asked)))
+                spans.append(Span(row, start, self._with_masks(behind, int(wanted[row])), num_wanted=int(wanted[row])))
                 first = int(computed.kept_start[row])
                 pieces.append(computed.kept[first : first + len(behind)])
         if not spans:
             return torch.empty(0, 0, device=self._device)
         packed = tables.batch_of_spans(spans)
-        states = self._states(computed, np.concatenate(pieces))
+        fused = self.head.fuse(self._states(computed, np.concatenate(pieces)))
+        features = self._among_masks(fused, spans, pieces)
         with self.layers.attending(packed):
-            hidden = self.head.forward(packed.input_ids, self.head.fuse(states), packed.positions, 0)
+            hidden = self.head.forward(packed.input_ids, features, packed.positions, 0)
         return hidden.index_select(0, packed.logits_indices)
+
+    def _with_masks(self, token_ids: np.ndarray, wanted: int) -> np.ndarray:
+        """The tokens, and a mask token for each wanted row but the first."""
+        if wanted < 2:
+            return token_ids
+        assert self.head.mask_row is not None
+        return np.append(token_ids, np.full(wanted - 1, self.head.mask_row.token_id))
+
+    def _among_masks(self, fused: Tensor, spans: Sequence[Span], pieces: Sequence[np.ndarray]) -> Tensor:
+        """The fused hidden states of the true rows, and that of the mask in the rows behind them: of all spans."""
+        lengths = np.array([len(span.token_ids) for span in spans])
+        if lengths.sum() == len(fused):
+            return fused
+        assert self._mask is not None
+        starts = np.repeat(np.cumsum(lengths) - lengths, [len(piece) for piece in pieces])
+        true_rows = starts + np.concatenate([np.arange(len(piece)) for piece in pieces])
+        features = self._mask.repeat(int(lengths.sum()), 1)
+        features[torch.from_numpy(true_rows).to(features.device)] = fused
+        return features
 
     def _states(self, computed: ComputedStep, kept: np.ndarray) -> tuple[Tensor, ...]:
         """The target's hidden states at these tokens of the step, each [len(kept), H]."""

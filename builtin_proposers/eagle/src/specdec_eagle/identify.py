@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FUSIONS = ("fc.weight", "fusion_fc.weight", "eagle_linear.weight")
-_EAGLE3 = ("midlayer.", "layers.0.hidden_norm.")
+_EAGLE3 = ("midlayer.", "layers.0.hidden_norm.", "mask_hidden")
 
 
 def identify_as(method: str, checkpoint: Path) -> Identification | None:

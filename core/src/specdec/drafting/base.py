@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
 from specdec.types import Draft, DraftOutcome, Needs, ProposalInput, ProposerCapabilities, RequestInfo
 
 if TYPE_CHECKING:
@@ -107,6 +109,16 @@ class Proposer(ABC):
         return {}
 
 
+@frozen(eq=False)
+class MaskRow:
+    """What a row takes whose token and hidden state are not known yet, because it is drafted in the same pass."""
+
+    token_id: int
+    """The mask token, a target id."""
+    hidden_states: tuple[Tensor, ...]
+    """Each [1, H]: what `DraftHead.fuse` takes in place of the target's hidden states."""
+
+
 class DraftHead(ABC):
     """Trained layers that read the target's hidden states and serve a proposer.
 
@@ -125,6 +137,9 @@ class DraftHead(ABC):
     """Layers whose queries are scaled by position."""
     draft_vocab_size: int
     """Width of `logits`."""
+    mask_row: MaskRow | None = None
+    """Of a head that drafts all tokens of a chain in one pass (P-EAGLE): after the rows with the target's hidden states
+    come rows of this kind, one for each further draft token. None: it drafts one token after another."""
 
     @abstractmethod
     def fuse(self, hidden_states: tuple[Tensor, ...]) -> Tensor:
@@ -138,7 +153,8 @@ class DraftHead(ABC):
             token_ids: int64 [T], target ids: of each row the token that follows it.
             hidden_states: [T, h]: from `fuse`, or the output of the row before.
             positions: int64 [T], the rows' own positions.
-            step: how many rows behind the last one with the target's hidden states; 0 for rows that have them.
+            step: how many rows behind the last one with the target's hidden states; 0 for rows that have them, and for
+                those of `mask_row` behind them.
 
         Returns:
             [T, h], for `logits` and for the rows that follow.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attrs import frozen
 
 from specdec.drafting.aux_layers import aux_boundaries
+from specdec.drafting.base import MaskRow
 from specdec.drafting.head_loading import (
     check_target,
     load_vocabulary,
@@ -15,7 +16,9 @@ from specdec.drafting.head_loading import (
     weight_bytes,
 )
 from specdec.drafting.modules import Rotary, linear, moved, rms_norm
+from specdec.drafting.parallel import MASK_TOKEN_KEYS
 from specdec.drafting.recurrent import Block, FeatureFusingHead, FeatureFusion, FeaturePredictingHead, FeaturePrediction
+from specdec.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -145,6 +148,9 @@ def _block(layers: LayerReader, tensors: Mapping[str, Tensor], index: int, windo
 
 # --- heads that fuse hidden states of several layers (EAGLE-3) ----------------------------------------
 
+_MASK_STATES = "mask_hidden"
+"""[1, 1, n H]: what the rows of draft tokens take in place of the target's hidden states, in heads with such rows."""
+
 
 def fusing_name(name: str) -> str | None:
     """`load_fusing_head`'s name for a stored tensor; None for what is no part of the head."""
@@ -159,7 +165,8 @@ def load_fusing_head(checkpoint: HeadCheckpoint, layers: LayerReader, target: Ta
 
     Layouts (`fusing_name` gives them the same names): the authors' and SGLang's (``midlayer``), that of the
     ``speculators`` library (``layers.0``). What differs otherwise are switches of the configuration, and what is stored
-    beside the layers.
+    beside the layers. A head with a tensor ``mask_hidden`` drafts in parallel (P-EAGLE), unless its configuration says
+    no.
 
     Args:
         checkpoint: opened with `fusing_name`.
@@ -189,6 +196,11 @@ def load_fusing_head(checkpoint: HeadCheckpoint, layers: LayerReader, target: Ta
         required |= {"fc.weight": (width, count * target_width), **join_norms}
         optional["fc.bias"] = (width,)
     unused = [f"layers.{i}.hidden_norm.weight" for i in range(1, num_layers)]
+    mask = _mask_token_id(checkpoint, target.info.vocab_size) if _in_parallel(checkpoint) else None
+    if mask is None:
+        unused.append(_MASK_STATES)
+    else:
+        required[_MASK_STATES] = _mask_shape(shapes.get(_MASK_STATES), count * target_width)
     tensors = moved(checkpoint.take(required, optional, unused=unused), target)
     windows = _windows(config, num_layers)
     boundaries = aux_boundaries(config, target.info.num_layers, count, directory) if joins else ()
@@ -206,9 +218,49 @@ def load_fusing_head(checkpoint: HeadCheckpoint, layers: LayerReader, target: Ta
         # Older SpecForge exports say norm_output and mean the norm before the output linear, which is always there;
         # heads that feed the normed output back have a norm for each hidden state.
         normed_feedback=bool(config.get("norm_output")) and "fc_norm.0.weight" in join_norms,
+        mask_row=None if mask is None else MaskRow(mask, tensors[_MASK_STATES].view(1, -1).chunk(count, -1)),
     )
     vocabulary = load_vocabulary(checkpoint, tensors, width, target)
     return FeatureFusingHead(parts, vocabulary, memory=weight_bytes(tensors))
+
+
+def _in_parallel(checkpoint: HeadCheckpoint) -> bool:
+    """Whether all draft tokens come from one pass: by the switch, else by the kind of head, else by what is stored."""
+    config = checkpoint.config
+    switch = config.get("parallel_drafting")
+    if switch is not None:
+        return bool(switch)
+    return config.get("speculators_model_type") == "peagle" or _MASK_STATES in checkpoint.shapes
+
+
+def _mask_token_id(checkpoint: HeadCheckpoint, vocab_size: int) -> int:
+    """The mask id of a head that drafts in parallel.
+
+    Raises:
+        ModelLoadError: the id or the hidden states of the mask are missing, or the id is no token's.
+    """
+    keys = (*MASK_TOKEN_KEYS, "mask_token_id")
+    found = next((checkpoint.config[key] for key in keys if checkpoint.config.get(key) is not None), None)
+    missing = ["mask token id in its configuration (" + ", ".join(keys) + ")"] if found is None else []
+    if _MASK_STATES not in checkpoint.shapes:
+        missing.append(f"tensor {_MASK_STATES!r}")
+    if missing:
+        raise ModelLoadError(
+            f"{checkpoint.directory}: to draft all tokens in one pass (P-EAGLE), a head needs what this one lacks: it "
+            f"has no {' and no '.join(missing)}; give the id in speculative.head_config if you know it, or set "
+            "speculative.parallel_drafting = false to draft one token after another"
+        )
+    if type(found) is not int or not 0 <= found < vocab_size:
+        raise ModelLoadError(
+            f"{checkpoint.directory}: the mask token id {found!r} in its configuration lies outside the vocabulary of "
+            f"{vocab_size} ids"
+        )
+    return found
+
+
+def _mask_shape(stored: Shape | None, width: int) -> Shape:
+    """The shape to expect of `_MASK_STATES`: one vector, however many leading ones it has."""
+    return stored if stored and stored == (*(1,) * (len(stored) - 1), width) else (1, 1, width)
 
 
 def _fusing_shapes(layers: LayerReader, num_layers: int) -> tuple[dict[str, Shape], dict[str, Shape]]:

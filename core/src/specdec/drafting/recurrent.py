@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from specdec.drafting.base import MaskRow
     from specdec.target.bridge import QueryScale
     from specdec.types import AttentionLayer
 
@@ -164,6 +165,8 @@ class FeatureFusion:
     norm: nn.Module
     normed_residual: bool = False
     normed_feedback: bool = False
+    mask_row: MaskRow | None = None
+    """See `DraftHead.mask_row`."""
 
 
 class FeatureFusingHead(DraftHead):
@@ -182,6 +185,7 @@ class FeatureFusingHead(DraftHead):
         self._memory = dict(memory or {})
         self._normed_output = NormedLinear(parts.norm, vocabulary.output)
         self.taps = parts.taps
+        self.mask_row = parts.mask_row
         self.attention_layers = (parts.first.attention, *(block.layer.attention for block in parts.blocks))
         self.query_scales = query_scales or {}
         self.draft_vocab_size = vocabulary.size

@@ -197,7 +197,7 @@ CHECKPOINTS: tuple[tuple[dict[str, object], str], ...] = (
     ({"architectures": "*DFlash*"}, "dflash"),
     ({"architectures": "*Eagle3*"}, "eagle3"),
     ({"model_type": "eagle"}, "eagle"),
-    ({"speculators_model_type": "eagle3"}, "eagle3"),
+    ({"speculators_model_type": ["eagle3", "peagle"]}, "eagle3"),
     ({"num_nextn_predict_layers": "*"}, "mtp"),
 )
 """Patterns of a checkpoint's ``config.json``, as in `specdec.registry.markers` -> the proposer to suggest."""

@@ -71,23 +71,30 @@ def vocabulary_map(vocab_size: int, draft_vocab_size: int, *, seed: int = 0) -> 
     return {"d2t": ids - torch.arange(draft_vocab_size), "t2d": mask}
 
 
-def tiny_head(method: str, target: str | Path, directory: str | Path, *, seed: int = 0) -> Path:
+def tiny_head(layout: str, target: str | Path, directory: str | Path, *, seed: int = 0) -> Path:
     """Write a random head for a tiny target, in the layout its authors publish.
 
     Args:
-        method: ``eagle``, ``eagle3``, ``medusa`` or ``mlp_speculator``.
+        layout: ``eagle``, ``eagle3``, ``peagle`` (an EAGLE-3 head that drafts in parallel), ``medusa`` or
+            ``mlp_speculator``.
         target: checkpoint directory of a Llama-like target, as `specdec.testing.tiny_model` writes it.
         directory: made when absent.
         seed: fixes the weights.
 
     Raises:
-        ValueError: no layout is known for the method.
+        ValueError: there is no such layout.
     """
     config = json.loads((Path(target) / "config.json").read_text())
-    layouts = {"eagle": _eagle, "eagle3": _eagle3, "medusa": _medusa, "mlp_speculator": _mlp_speculator}
-    if method not in layouts:
-        raise ValueError(f"no layout for {method!r}; known: {', '.join(layouts)}")
-    return layouts[method](config, Path(directory), seed)
+    layouts = {
+        "eagle": _eagle,
+        "eagle3": _eagle3,
+        "peagle": _peagle,
+        "medusa": _medusa,
+        "mlp_speculator": _mlp_speculator,
+    }
+    if layout not in layouts:
+        raise ValueError(f"no layout {layout!r}; known: {', '.join(layouts)}")
+    return layouts[layout](config, Path(directory), seed)
 
 
 _LAYER_KEYS = (
@@ -148,6 +155,37 @@ def _eagle3(target: Mapping[str, Any], path: Path, seed: int) -> Path:
         "lm_head.weight": (vocab_size // 2, h),
     }
     tensors = random_tensors(shapes, seed=seed) | vocabulary_map(vocab_size, vocab_size // 2, seed=seed)
+    return write_head(path, config, tensors)
+
+
+def _peagle(target: Mapping[str, Any], path: Path, seed: int) -> Path:
+    """In the layout of ``speculators``: two layers, embeddings of its own, a mask id and the mask's hidden states."""
+    vocab_size, num_layers = target["vocab_size"], target["num_hidden_layers"]
+    boundaries = sorted({1, (num_layers + 1) // 2, num_layers})
+    layer = {key: target[key] for key in _LAYER_KEYS if key in target} | {"num_hidden_layers": 2}
+    config = {
+        "architectures": ["PEagleDraftModel"],
+        "speculators_model_type": "peagle",
+        "transformer_layer_config": layer,
+        "draft_vocab_size": vocab_size // 2,
+        "eagle_aux_hidden_state_layer_ids": boundaries,
+        "mask_token_id": vocab_size - 1,
+    }
+    h = layer["hidden_size"]
+    shapes = {
+        "embed_tokens.weight": (vocab_size, h),
+        "fc.weight": (h, len(boundaries) * h),
+        "mask_hidden": (1, 1, len(boundaries) * h),
+        "layers.0.input_layernorm.weight": (h,),
+        "layers.0.hidden_norm.weight": (h,),
+        **layer_shapes(layer, "layers.0", 2 * h),
+        "layers.1.input_layernorm.weight": (h,),
+        **layer_shapes(layer, "layers.1"),
+        "norm.weight": (h,),
+        "lm_head.weight": (vocab_size // 2, h),
+    }
+    tensors = random_tensors(shapes, seed=seed) | vocabulary_map(vocab_size, vocab_size // 2, seed=seed)
+    tensors["mask_hidden"] *= 5  # as large as hidden states
     return write_head(path, config, tensors)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from specdec import SamplingParams
 from specdec.registry import Registry
-from specdec.testing.heads import tiny_head
+from specdec.testing import tiny_model
+from specdec.testing.heads import random_tensors, tiny_head, write_head
 from tests.heads.conftest import VOCAB
 
 PROMPTS = [
@@ -49,9 +53,13 @@ CASES = [(method, shape) for method in METHODS for shape in SHAPES if (method, s
 @pytest.fixture(scope="module")
 def plain(model: str) -> list[list[list[int]]]:
     """Token ids of plain decoding, greedy and sampled."""
+    return _plain(model)
+
+
+def _plain(model: str | Path) -> list[list[list[int]]]:
     from specdec import LLM
 
-    with LLM(model, dtype="float32", max_model_len=192, kv_cache_memory="4MiB", stat_loggers=()) as engine:
+    with LLM(str(model), dtype="float32", max_model_len=192, kv_cache_memory="4MiB", stat_loggers=()) as engine:
         return [_texts(engine, params) for params in (GREEDY, SAMPLED)]
 
 
@@ -62,7 +70,7 @@ def _texts(engine: Any, params: SamplingParams) -> list[list[int]]:
 @pytest.mark.parametrize(("method", "shape"), CASES)
 def test_text_is_that_of_plain_decoding(start, model, plain, tmp_path, method, shape):
     """With chunks, preemption and cached prefixes (the second greedy run) all at once."""
-    _check(start, model, plain, tmp_path, method, shape, HARSH)
+    _check(start, model, plain, method, tiny_head(method, model, tmp_path / "head"), shape, HARSH)
 
 
 @pytest.mark.slow
@@ -70,15 +78,51 @@ def test_text_is_that_of_plain_decoding(start, model, plain, tmp_path, method, s
 @pytest.mark.parametrize(("method", "shape"), CASES)
 def test_text_in_each_situation(start, model, plain, tmp_path, method, shape, situation):
     """Each situation alone."""
-    _check(start, model, plain, tmp_path, method, shape, SITUATIONS[situation])
-
-
-def _check(start, model, plain, tmp_path, method, shape, settings):
     head = tiny_head(method, model, tmp_path / "head")
-    engine = start({"method": method, "model": str(head), **SHAPES[shape]}, **settings)
+    _check(start, model, plain, method, head, shape, SITUATIONS[situation])
+
+
+def _check(start, target, plain, method, head, shape, settings):
+    engine = start({"method": method, "model": str(head), **SHAPES[shape]}, target, **settings)
     for params, expected in zip((GREEDY, SAMPLED, GREEDY), (*plain, plain[0]), strict=True):
         assert _texts(engine, params) == expected
     assert engine.stats().num_draft_tokens > 0
+
+
+# --- a draft layer with a mixture of experts --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a tiny DeepSeek-V3 whose second layer is a mixture."""
+    path = tmp_path_factory.mktemp("deepseek") / "target"
+    return tiny_model("deepseek_v3", path, vocab_size=VOCAB, eos_token_id=None, hidden_size=32)
+
+
+@pytest.fixture(scope="module")
+def deepseek_head(deepseek: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An EAGLE head whose layer is the target's mixture, under the names that transformers writes."""
+    config = json.loads((deepseek / "config.json").read_text())
+    names = {"model.layers.1.": "layers.0.", "model.norm.": "norm."}
+    stored = load_file(deepseek / "model.safetensors")
+    copied = {
+        name.replace(old, new): t for name, t in stored.items() for old, new in names.items() if name.startswith(old)
+    }
+    assert "layers.0.mlp.experts.7.down_proj.weight" in copied
+    width = config["hidden_size"]
+    own = random_tensors({"fc.weight": (width, 2 * width), "enorm.weight": (width,), "hnorm.weight": (width,)})
+    return write_head(tmp_path_factory.mktemp("deepseek") / "head", config | {"num_hidden_layers": 1}, copied | own)
+
+
+@pytest.fixture(scope="module")
+def deepseek_plain(deepseek: Path) -> list[list[list[int]]]:
+    return _plain(deepseek)
+
+
+@pytest.mark.parametrize("shape", ["chain", *(pytest.param(s, marks=pytest.mark.slow) for s in SHAPES if s != "chain")])
+@pytest.mark.skipif("eagle" not in METHODS, reason="specdec-eagle is not installed")
+def test_with_a_mixture_of_experts(start, deepseek, deepseek_head, deepseek_plain, shape):
+    _check(start, deepseek, deepseek_plain, "eagle", deepseek_head, shape, HARSH)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -13,7 +13,7 @@ from specdec.drafting.modules import linear
 from specdec.errors import ModelLoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -78,7 +78,7 @@ class Dense:
 
 # --- a mixture of experts -----------------------------------------------------------------------------
 
-SCORINGS = {"sigmoid": torch.sigmoid, "softmax": partial(torch.softmax, dim=-1)}
+SCORINGS: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "softmax": partial(torch.softmax, dim=-1)}
 """Scores from a router's logits [T, E], by the names of ``scoring_func``."""
 
 TOPK_METHODS = ("noaux_tc", "group_limited_greedy", "greedy")
@@ -177,7 +177,9 @@ class MixtureSizes:
     def build(self, tensors: Mapping[str, Tensor], prefix: str, activation: str) -> Mixture:
         """See `FeedForwardSizes`."""
         experts = (self.expert.build(tensors, f"{prefix}.experts.{i}", activation) for i in range(self.num_experts))
-        shared = self.shared and self.shared.build(tensors, f"{prefix}.shared_experts", activation)
+        shared = None
+        if self.shared is not None:
+            shared = self.shared.build(tensors, f"{prefix}.shared_experts", activation)
         correction = tensors.get(f"{prefix}.gate.e_score_correction_bias")
         router = linear(tensors[f"{prefix}.gate.weight"].float())
         return Mixture(self.rule, router, correction, list(experts), shared)

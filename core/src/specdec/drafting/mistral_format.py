@@ -49,7 +49,8 @@ def open_native(
     Raises:
         ModelLoadError: it cannot be read, or its tensors are quantised, which heads are not computed with.
     """
-    names = _NAMES | {f".attention.{old}.": f".self_attn.{new}." for old, new in attention.items()} | (others or {})
+    names = _NAMES | {f".attention.{old}.": f".self_attn.{new}." for old, new in attention.items()}
+    names.update(others or {})
 
     def named(name: str) -> str:
         for old, new in names.items():

@@ -22,10 +22,11 @@ _DENSE = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
 HEADS: dict[str, tuple[str, ...]] = {
     "eagle": _DENSE,
     "eagle3": (*_DENSE, "qwen3_moe", "gpt_oss"),
+    "peagle": (*_DENSE, "qwen3_moe", "gpt_oss"),
     "medusa": (*_DENSE, "gemma2", "qwen3_moe", "gpt_oss", "phi3", "deepseek_v3"),
     "mlp_speculator": (*_DENSE, "gemma2", "qwen3_moe", "gpt_oss", "phi3", "deepseek_v3"),
 }
-"""Targets for which random heads of a method are written."""
+"""Targets for which random heads of a layout are written."""
 
 
 class Checkpoints:
@@ -43,9 +44,9 @@ class Checkpoints:
             lambda path: tiny_model(architecture, path, seed=seed, vocab_size=vocab_size, eos_token_id=None, **fields),
         )
 
-    def head(self, method: str, target: str) -> str:
+    def head(self, layout: str, target: str) -> str:
         """A random head for a target."""
-        return self._made(f"{Path(target).name}-{method}", lambda path: tiny_head(method, target, path))
+        return self._made(f"{Path(target).name}-{layout}", lambda path: tiny_head(layout, target, path))
 
     def parallel_drafter(self, seed: int = 6) -> str:
         """A model that says it was trained to draft all tokens in one pass (PARD)."""

@@ -180,7 +180,7 @@ class MethodDraw:
             "draft_wide": self._other_vocabulary,
             "draft_parallel": self._parallel,
             "composite": self._composite,
-            **{method: self._head(method) for method in HEADS},
+            **{layout: self._head(layout) for layout in HEADS},
         }
         usable = [name for name in METHODS if self._serves(name) and not (member and name == "composite")]
         return makers[self._random.choice(usable)](k)
@@ -232,18 +232,19 @@ class MethodDraw:
     def _parallel(self, k: int) -> tuple[dict[str, Any], int]:
         return self._draft_model(self._checkpoints.parallel_drafter()), k
 
-    def _head(self, method: str) -> Callable[[int], tuple[dict[str, Any], int]]:
+    def _head(self, layout: str) -> Callable[[int], tuple[dict[str, Any], int]]:
         def make(k: int) -> tuple[dict[str, Any], int]:
-            most = {"medusa": 4, "mlp_speculator": 3}.get(method, k)
-            shape, k = self._shape(method, min(k, most))
-            return {"method": method, "model": self._checkpoints.head(method, self._target.path), **shape}, k
+            most = {"medusa": 4, "mlp_speculator": 3}.get(layout, k)
+            shape, k = self._shape(layout, min(k, most))
+            method = "eagle3" if layout == "peagle" else layout
+            return {"method": method, "model": self._checkpoints.head(layout, self._target.path), **shape}, k
 
         return make
 
-    def _shape(self, method: str, k: int) -> tuple[dict[str, Any], int]:
+    def _shape(self, layout: str, k: int) -> tuple[dict[str, Any], int]:
         """A chain, a fixed tree or a grown one."""
         at = self._random.random()
-        if not self._trees or at < 0.45 or (method == "medusa" and at >= 0.7):
+        if not self._trees or at < 0.45 or layout == "peagle" or (layout == "medusa" and at >= 0.7):
             return self._chain_options(), k
         if at < 0.7:
             return {"speculative_token_tree": TREE}, max(k, 8)

@@ -1,6 +1,7 @@
 """After every step the head's K/V is what the head would compute over the committed text from scratch.
 
-Through prefill in chunks, cached prefixes, preemption, rejected drafts and accepted paths of trees.
+Through prefill in chunks, cached prefixes, preemption, rejected drafts, accepted paths of trees and
+rows of mask tokens.
 """
 
 from __future__ import annotations
@@ -79,12 +80,20 @@ class Checker:
         self.checked += 1
 
 
-@pytest.mark.parametrize("shape", ["chain", "dynamic tree"])
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_equals_a_computation_from_scratch(start, model, tmp_path, method, shape):
-    head = tiny_head(method, model, tmp_path / "head")
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("eagle", "chain"),
+        ("eagle", "dynamic tree"),
+        ("eagle3", "chain"),
+        ("eagle3", "dynamic tree"),
+        ("peagle", "chain"),
+    ],
+)
+def test_equals_a_computation_from_scratch(start, model, tmp_path, kind, shape):
+    head = tiny_head(kind, model, tmp_path / "head")
     engine = start(
-        {"method": method, "model": str(head), **SHAPES[shape]},
+        {"model": str(head), **SHAPES[shape]},
         max_num_batched_tokens=29,
         kv_cache_memory="400KiB",
         block_size=8,

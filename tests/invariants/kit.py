@@ -72,10 +72,10 @@ def serves_this_machine(backend: str) -> bool:
     return not made.supports(wanted)
 
 
-def head(method: str, target: str) -> str:
+def head(layout: str, target: str) -> str:
     """Directory of a random head for the target, beside it."""
-    path = Path(f"{target}-{method}")
-    return str(path if path.is_dir() else tiny_head(method, target, path))
+    path = Path(f"{target}-{layout}")
+    return str(path if path.is_dir() else tiny_head(layout, target, path))
 
 
 OPTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {
@@ -91,6 +91,7 @@ OPTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "extract_hidden_states": lambda target, other: {"output_path": f"{target}-hidden-states"},
     "eagle": lambda target, other: {"model": head("eagle", target)},
     "eagle3": lambda target, other: {"model": head("eagle3", target), "tree_top_k": 2, "tree_depth": 3},
+    "eagle3, in parallel": lambda target, other: {"model": head("peagle", target)},
     "medusa": lambda target, other: {"model": head("medusa", target)},
     "mlp_speculator": lambda target, other: {"model": head("mlp_speculator", target), "tree_top_k": 2},
     "draft_model, another": lambda target, other: {"model": other, "draft_sample_method": "probabilistic"},

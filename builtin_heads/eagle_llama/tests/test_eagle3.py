@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -194,17 +196,21 @@ def test_full_vocabulary_shares_the_targets_output(tmp_path, target):
     assert head.draft_vocab_size == VOCAB
 
 
-@pytest.mark.parametrize("normed_residual", [False, True])
-def test_speculators_layout(tmp_path, target, normed_residual):
-    """Nested configuration, ``layers.0``, own embeddings; the residual is normed unless the configuration says no."""
+def speculators_config(kind: str, architecture: str) -> dict[str, Any]:
     layer_keys = ("model_type", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     layer_keys += ("head_dim", "rms_norm_eps", "rope_theta", "vocab_size")
-    config = {
-        "speculators_model_type": "eagle3",
-        "architectures": ["Eagle3Speculator"],
+    return {
+        "speculators_model_type": kind,
+        "architectures": [architecture],
         "draft_vocab_size": DRAFT,
         "transformer_layer_config": {key: CONFIG[key] for key in layer_keys},
     }
+
+
+@pytest.mark.parametrize("normed_residual", [False, True])
+def test_speculators_layout(tmp_path, target, normed_residual):
+    """Nested configuration, ``layers.0``, own embeddings; the residual is normed unless the configuration says no."""
+    config = speculators_config("eagle3", "Eagle3Speculator")
     if not normed_residual:
         config["norm_before_residual"] = False
     tensors = tensors_of("layers.0", **{"embed_tokens.weight": (VOCAB, HIDDEN)})
@@ -278,6 +284,66 @@ def test_which_layers_are_read(tmp_path, target, config, taps):
 def test_configuration_can_be_overridden(tmp_path, target):
     path = write_head(tmp_path, CONFIG, tensors_of())
     assert load_eagle3(path, {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, target).taps == (0, 1, 2)
+
+
+# --- drafting in parallel (P-EAGLE) -----------------------------------------------------------------------
+
+OWN_EMBEDDINGS = {"embed_tokens.weight": (VOCAB, HIDDEN)}
+MASK = {"mask_hidden": (1, 1, 3 * HIDDEN)}
+PEAGLE = speculators_config("peagle", "PEagleDraftModel")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PEAGLE | {"mask_token_id": 5},
+        CONFIG | {"parallel_drafting": True, "ptd_token_id": 5},
+        CONFIG | {"pard_token": 5},
+    ],
+    ids=["speculators", "flag", "tensor alone"],
+)
+def test_heads_that_draft_in_parallel(tmp_path, target, config):
+    """An EAGLE-3 head whose residual is not normed, with a mask id and the mask's hidden states."""
+    tensors = tensors_of("layers.0", **OWN_EMBEDDINGS, **MASK)
+    path = write_head(tmp_path, config, tensors)
+    head = load_eagle3(path, {}, target)
+    check(head, tensors, target)
+    assert head.mask_row.token_id == 5
+    expected = F.linear(tensors["mask_hidden"].view(1, -1), tensors["fc.weight"])
+    torch.testing.assert_close(head.fuse(head.mask_row.hidden_states), expected, rtol=1e-4, atol=1e-4)
+    assert load_eagle3(path, {"parallel_drafting": False}, target).mask_row is None
+
+
+def test_the_mask_goes_through_the_norms_before_the_fusion(tmp_path, target):
+    """Its hidden states may be stored flat."""
+    norms = {f"fc_norm.{i}.weight": (HIDDEN,) for i in range(3)}
+    tensors = tensors_of("layers.0", mask_hidden=(3 * HIDDEN,), **norms)
+    head = load_eagle3(write_head(tmp_path, CONFIG | {"fc_norm": True, "pard_token": 5}, tensors), {}, target)
+    states = tensors["mask_hidden"].view(3, 1, HIDDEN)
+    normed = torch.cat([norm(state, tensors[f"fc_norm.{i}.weight"]) for i, state in enumerate(states)], -1)
+    expected = F.linear(normed, tensors["fc.weight"])
+    torch.testing.assert_close(head.fuse(head.mask_row.hidden_states), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "shapes", "expected"),
+    [
+        (PEAGLE, MASK, r"has no mask token id in its configuration \(pard_token, ptd_token_id, mask_token_id\);"),
+        (PEAGLE | {"mask_token_id": 5}, {}, r"it has no tensor 'mask_hidden';"),
+        (CONFIG | {"parallel_drafting": True}, {}, r"no mask token id .* and no tensor 'mask_hidden';"),
+        (PEAGLE | {"mask_token_id": VOCAB}, MASK, f"mask token id {VOCAB} .* outside the vocabulary of {VOCAB} ids"),
+        (
+            PEAGLE | {"mask_token_id": 5},
+            {"mask_hidden": (1, 1, 2 * HIDDEN)},
+            rf"mask_hidden \[1, 1, {2 * HIDDEN}\] instead of \[1, 1, {3 * HIDDEN}\]",
+        ),
+    ],
+    ids=["no id", "no tensor", "neither", "no token", "width"],
+)
+def test_what_a_head_lacks_to_draft_in_parallel_is_named(tmp_path, target, config, shapes, expected):
+    path = write_head(tmp_path, config, tensors_of("layers.0", **OWN_EMBEDDINGS, **shapes))
+    with pytest.raises(ModelLoadError, match=expected):
+        load_eagle3(path, {}, target)
 
 
 # --- refusals -------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from specdec.drafting import DraftHead, Proposer
+from specdec.drafting.base import MaskRow
 from specdec.drafting.layers import LlamaLayer, LlamaWeights
 from specdec.drafting.modules import Rotary, linear, target_embedding, target_output
 from specdec.drafting.recurrent import Block, FeaturePredictingHead, FeaturePrediction, Vocabulary
@@ -64,6 +65,17 @@ class TestChains(EagleContract):
 
 
 class TestProbabilisticChains(EagleContract):
+    options: ClassVar[dict[str, Any]] = {"draft_sample_method": "probabilistic", "confidence_threshold": 0.05}
+
+
+class TestParallelChains(EagleContract):
+    def build(self, checkpoint: Path, context: EngineContext) -> Proposer:
+        head = random_head(context.target)
+        head.mask_row = MaskRow(VOCAB - 1, (torch.linspace(-1, 1, WIDTH)[None],))
+        return EagleProposer(head, EagleConfig(model="made here", **self.options), context)
+
+
+class TestProbabilisticParallelChains(TestParallelChains):
     options: ClassVar[dict[str, Any]] = {"draft_sample_method": "probabilistic", "confidence_threshold": 0.05}
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from specdec.attention.dense import visible
 from specdec.drafting import DraftHead
+from specdec.drafting.base import MaskRow
 from specdec.target import bridge
 from specdec.testing.attention import attention_layer
 from specdec.testing.contracts import DraftHeadContract
@@ -68,6 +69,14 @@ class TestSound(DraftHeadContract):
         return Sound()
 
 
+class TestParallel(DraftHeadContract):
+    @pytest.fixture
+    def head(self) -> DraftHead:
+        head = Sound()
+        head.mask_row = MaskRow(3, (torch.ones(1, H), torch.zeros(1, H)))
+        return head
+
+
 # --- faults ---------------------------------------------------------------------------------------
 
 
@@ -104,6 +113,10 @@ class LogitsOfTheTarget(Sound):
 class FailsOnItsOwnOutput(Sound):
     def forward(self, token_ids: Tensor, hidden_states: Tensor, positions: Tensor, step: int) -> Tensor:
         return super().forward(token_ids, hidden_states, positions, step) / (step == 0)
+
+
+class MasksOneTap(Sound):
+    mask_row = MaskRow(3, (torch.ones(1, H),))
 
 
 class SeesTheFuture(Sound):
@@ -159,6 +172,7 @@ FAULTS = [
     (OtherWidth, "test_form"),
     (LogitsOfTheTarget, "test_form"),
     (FailsOnItsOwnOutput, "test_runs_on_its_own_output"),
+    (MasksOneTap, "test_mask_row_is_what_fuse_takes"),
     (SeesTheFuture, "test_sees_the_past_alone"),
     (IgnoresTokens, "test_reads_tokens_and_hidden_states"),
     (IgnoresOneTap, "test_reads_tokens_and_hidden_states"),

@@ -145,6 +145,15 @@ class DraftHeadContract(PluginContract, TinyTarget):
             assert out.shape[0] == 1
             assert bool(out.isfinite().all())
 
+    def test_mask_row_is_what_fuse_takes(self, head: DraftHead) -> None:
+        """A mask row has a token of the target and as many hidden states as other rows have."""
+        if head.mask_row is None:
+            return
+        token_id, states = head.mask_row.token_id, head.mask_row.hidden_states
+        assert 0 <= token_id < self.vocab_size, f"the mask token {token_id} lies outside the vocabulary"
+        assert [tuple(state.shape) for state in states] == [(1, self.hidden_size)] * max(1, len(head.taps))
+        assert self.fuse(head, states).shape == self.fuse(head, self.hidden_states(head, 1)).shape
+
     def test_sees_the_past_alone(self, head: DraftHead) -> None:
         """What stands in later rows changes nothing in earlier ones."""
         tokens, fused = self.texts(head)[0]

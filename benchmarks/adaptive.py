@@ -5,7 +5,9 @@
 
 All variants take turns in one process, with three engines: plain, one for all fixed lengths, which requests ask for,
 and auto. For each prompt set and batch size the result has tokens per second of plain decoding, of each k, and of auto,
-and the two ratios that matter: auto to the best fixed k, and auto to plain decoding.
+and the two ratios that matter: auto to the best fixed k, and auto to plain. Each is a ratio of medians over the
+rounds, and, because neighbours disturb a machine more than a few percent, also the mean over rounds of the ratio within
+a round, with its standard error.
 The set `random` is text of random tokens at a high temperature, for which nothing can be guessed. The result file is
 written after each cell.
 """
@@ -14,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
+import statistics
 import sys
 from typing import Any
 
@@ -57,8 +61,21 @@ def line(cell: dict[str, Any]) -> str:
     return (
         f"{cell['set']:12s} batch {cell['batch_size']:3d}  plain {cell['plain']:8.1f}  "
         f"best k={cell['best_k']} {cell['best']:8.1f}  auto {cell['auto']:8.1f} tok/s  "
-        f"auto/best {cell['auto_to_best']:.3f}  auto/plain {cell['auto_to_plain']:.3f}"
+        f"auto/best {cell['auto_to_best']:.3f} ({told(cell['auto_to_best_by_round'])})  "
+        f"auto/plain {cell['auto_to_plain']:.3f} ({told(cell['auto_to_plain_by_round'])})"
     )
+
+
+def told(by_round: dict[str, float]) -> str:
+    return f"by round {by_round['mean']:.3f} ± {by_round['standard_error']:.3f}"
+
+
+def ratio_by_round(rates: list[float], others: list[float]) -> dict[str, float]:
+    """Geometric mean over rounds of how many times as fast, and its standard error."""
+    logarithms = [math.log(rate / other) for rate, other in zip(rates, others, strict=True)]
+    spread = statistics.stdev(logarithms) if len(logarithms) > 1 else math.nan
+    mean = math.exp(statistics.mean(logarithms))
+    return {"mean": mean, "standard_error": mean * spread / math.sqrt(len(logarithms))}
 
 
 def measure(arguments: argparse.Namespace, name: str, batch_size: int) -> dict[str, Any]:
@@ -74,16 +91,20 @@ def measure(arguments: argparse.Namespace, name: str, batch_size: int) -> dict[s
     summaries = {variant.name: measuring.summary(variant, variants[0]) for variant in variants}
     rate = {variant: numbers["tokens_per_second"] for variant, numbers in summaries.items()}
     best_k = max(arguments.lengths, key=lambda k: rate[f"k={k}"])
-    best = max(rate[f"k={best_k}"], rate["plain"])
+    best_name = f"k={best_k}" if rate[f"k={best_k}"] > rate["plain"] else "plain"
+    best = rate[best_name]
+    rounds = {name: numbers["tokens_per_second_per_round"] for name, numbers in summaries.items()}
     return {
         "set": name,
         "batch_size": batch_size,
         "plain": rate["plain"],
-        "best_k": best_k if best > rate["plain"] else 0,
+        "best_k": 0 if best_name == "plain" else best_k,
         "best": best,
         "auto": rate["auto"],
         "auto_to_best": rate["auto"] / best,
         "auto_to_plain": rate["auto"] / rate["plain"],
+        "auto_to_best_by_round": ratio_by_round(rounds["auto"], rounds[best_name]),
+        "auto_to_plain_by_round": ratio_by_round(rounds["auto"], rounds["plain"]),
         "variants": summaries,
     }
 

@@ -24,7 +24,7 @@ else may change without notice. Hooks have a page of their own: [Hooks](hooks.md
 ELSEWHERE = {"SamplingParams": "configuration.md#sampling-parameters"}
 
 AUTHORS = {
-    "Proposers and heads": ("specdec.drafting", ("Proposer", "DraftHead")),
+    "Proposers and heads": ("specdec.drafting", ("Proposer", "DraftHead", "MaskRow")),
     "Verifiers": ("specdec.verify", ("Verifier",)),
     "Logits processors": ("specdec.sampling.processor", ("LogitsProcessor",)),
     "Grammar backends": ("specdec.grammar", ("GrammarBackend", "CompiledGrammar", "GrammarMatcher")),

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from specdec.drafting import DraftHead, Proposer
-from specdec.drafting.base import MaskRow
+from specdec.drafting import DraftHead, MaskRow, Proposer
 from specdec.drafting.layers import LlamaLayer, LlamaWeights
 from specdec.drafting.modules import Rotary, linear, target_embedding, target_output
 from specdec.drafting.recurrent import Block, FeaturePredictingHead, FeaturePrediction, Vocabulary

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.attention.dense import visible
-from specdec.drafting import DraftHead
-from specdec.drafting.base import MaskRow
+from specdec.drafting import DraftHead, MaskRow
 from specdec.target import bridge
 from specdec.testing.attention import attention_layer
 from specdec.testing.contracts import DraftHeadContract

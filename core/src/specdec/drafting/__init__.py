@@ -1,5 +1,5 @@
 """Public kit for proposers: the base classes a method implements."""
 
-from specdec.drafting.base import DraftHead, Proposer
+from specdec.drafting.base import DraftHead, MaskRow, Proposer
 
-__all__ = ["DraftHead", "Proposer"]
+__all__ = ["DraftHead", "MaskRow", "Proposer"]

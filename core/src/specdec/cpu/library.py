@@ -44,6 +44,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from specdec.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -145,9 +147,10 @@ class Function:
             signature: as `specdec.cpu.build` writes it.
         """
         self.name = name
-        self._parameters: list[tuple[str, int | None]] = [(dtype, ndim) for dtype, ndim in signature["arguments"]]
+        self._parameters: list[tuple[np.dtype[Any], int | None]] = []
         types: list[Any] = []
-        for dtype, ndim in self._parameters:
+        for dtype, ndim in signature["arguments"]:
+            self._parameters.append((np.dtype(dtype), ndim))
             types += [_C_TYPES[dtype]] if ndim is None else [ctypes.c_int64] * (1 + ndim)
         result = signature["result"]
         self._call = ctypes.CFUNCTYPE(None if result is None else _C_TYPES[result], *types)(address)
@@ -168,7 +171,7 @@ class Function:
             if ndim is None:
                 values.append(argument)
             else:
-                if argument.dtype.name != dtype or argument.ndim != ndim or not argument.flags.c_contiguous:
+                if argument.dtype != dtype or argument.ndim != ndim or not argument.flags.c_contiguous:
                     raise TypeError(
                         f"{self.name}: needs a C-contiguous {dtype} array of {ndim} dimensions, got {argument.dtype} "
                         f"of {argument.ndim}, strides {argument.strides}"

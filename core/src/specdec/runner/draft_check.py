@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from specdec.engine.request import NO_DRAFT, RequestDraft
@@ -12,6 +12,8 @@ from specdec.errors import PluginContractError
 from specdec.types import Draft
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from specdec.types import ProposerCapabilities
 
 
@@ -27,43 +29,39 @@ def split_draft(
         raise PluginContractError(f"propose() returned {type(draft).__name__}, not a specdec.types.Draft")
     counts = _integers("num_draft_tokens", draft.num_draft_tokens, len(max_draft_tokens))
     tokens = _integers("token_ids", draft.token_ids, None)
-    if (counts < 0).any() or (counts > max_draft_tokens).any():
+    limits = max_draft_tokens.tolist()
+    if not all(0 <= count <= limit for count, limit in zip(counts, limits, strict=True)):
+        raise PluginContractError(f"num_draft_tokens {counts} must lie between 0 and max_draft_tokens {limits}")
+    if sum(counts) != len(tokens):
+        raise PluginContractError(f"num_draft_tokens sums to {sum(counts)}, but there are {len(tokens)} token_ids")
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         raise PluginContractError(
-            f"num_draft_tokens {counts.tolist()} must lie between 0 and max_draft_tokens {max_draft_tokens.tolist()}"
-        )
-    if int(counts.sum()) != len(tokens):
-        raise PluginContractError(
-            f"num_draft_tokens sums to {int(counts.sum())}, but there are {len(tokens)} token_ids"
-        )
-    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
-        raise PluginContractError(
-            f"token_ids from {int(tokens.min())} to {int(tokens.max())} leave the vocabulary 0..{vocab_size - 1}"
+            f"token_ids from {min(tokens)} to {max(tokens)} leave the vocabulary 0..{vocab_size - 1}"
         )
     parents = _checked_parents(draft, counts, capabilities)
     probs = _checked_probs(draft, len(tokens), vocab_size)
-    return _split(tokens.tolist(), counts.tolist(), parents, probs)
+    return _split(tokens, counts, parents, probs)
 
 
-def _integers(name: str, value: object, length: int | None) -> np.ndarray:
+def _integers(name: str, value: object, length: int | None) -> list[int]:
     if not isinstance(value, torch.Tensor) or value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
         raise PluginContractError(f"{name} must be a one-dimensional integer tensor, not {_describe(value)}")
     if length is not None and len(value) != length:
         raise PluginContractError(f"{name} has {len(value)} entries for {length} requests")
-    return value.cpu().numpy()
+    numbers: list[int] = value.tolist()
+    return numbers
 
 
-def _checked_parents(draft: Draft, counts: np.ndarray, capabilities: ProposerCapabilities) -> list[int] | None:
+def _checked_parents(draft: Draft, counts: list[int], capabilities: ProposerCapabilities) -> list[int] | None:
     if draft.parents is None:
         return None
     if not capabilities.trees:
         raise PluginContractError("the draft has parents, but the proposer's capabilities do not declare trees")
-    parents = _integers("parents", draft.parents, int(counts.sum()))
-    ends = np.cumsum(counts)
-    index = np.arange(len(parents)) - np.repeat(ends - counts, counts)
-    if ((parents < -1) | (parents >= index)).any():
+    parents = _integers("parents", draft.parents, sum(counts))
+    nodes = chain.from_iterable(range(count) for count in counts)
+    if not all(-1 <= parent < node for parent, node in zip(parents, nodes, strict=True)):
         raise PluginContractError("parents must be -1 or an earlier node of the same request")
-    nodes: list[int] = parents.tolist()
-    return nodes
+    return parents
 
 
 def _checked_probs(draft: Draft, num_tokens: int, vocab_size: int) -> torch.Tensor | None:

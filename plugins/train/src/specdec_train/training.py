@@ -34,6 +34,9 @@ from specdec_train.vocabulary import most_frequent, vocabulary_tensors
 
 KINDS: dict[str, type[TrainableHead]] = {kind.name: kind for kind in (Eagle3, Eagle, Medusa, MLPSpeculator)}
 
+SAMPLE = 500
+"""Answers that a head may look at for its start."""
+
 
 def train(options: TrainingOptions) -> Evaluation:
     """Train a head; the checkpoint is written to ``options.out / "checkpoint"``.
@@ -63,7 +66,8 @@ def train(options: TrainingOptions) -> Evaluation:
     target = frozen_target(model, draft_token_ids).to(accelerator.device)
     head = kind(config)
     if initial is None:
-        head.initialise(frozen_target(model, draft_token_ids))
+        sample = answers.batches(answers.training[:SAMPLE], options.tokens_per_update)
+        head.initialise(frozen_target(model, draft_token_ids), sample)
     else:
         initial.load_into(head)
     del model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -38,8 +39,13 @@ class TrainableHead(nn.Module):
         """The head's ``config.json`` for a target: sizes as the published layout names them."""
 
     @abstractmethod
-    def initialise(self, target: FrozenTarget) -> None:
-        """Set the weights that training starts from."""
+    def initialise(self, target: FrozenTarget, sample: Iterable[Batch]) -> None:
+        """Set the weights that training starts from.
+
+        Args:
+            target: the target's weights.
+            sample: some of the answers to train on, read when they are needed.
+        """
 
     @abstractmethod
     def steps(self, batch: Batch, target: FrozenTarget, num_steps: int) -> list[Tensor]:

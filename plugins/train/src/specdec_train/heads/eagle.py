@@ -6,15 +6,19 @@ Deeper steps read the layer's own output; they are trained too (as in HASS, Zhan
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from specdec_train.batches import Batch
+from specdec_train.batches import Batch, shifted
 from specdec_train.heads.base import TrainableHead
 from specdec_train.layers import DraftAttention, GatedMLP, RMSNorm, decoder_layer_shape
 from specdec_train.targets import FrozenTarget
+
+_RIDGE = 1e-4
+"""Share of the mean square of the inputs that is added to each of them."""
 
 
 class EagleLayer(nn.Module):
@@ -34,10 +38,54 @@ class EagleLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(width, config["rms_norm_eps"])
         self.mlp = GatedMLP(width, config["intermediate_size"])
 
+    @torch.no_grad()
+    def start_from(self, target: FrozenTarget) -> None:
+        """Take over the target's last layer, but add nothing yet.
+
+        That layer reads normalised streams; here it reads guesses of final hidden states, which are normalised streams
+        times the weights of the target's final norm. So those are divided out of what reads: attention has no norm
+        here. What the layer adds has another scale, too, and its two output projections start at zero.
+        """
+        layer = target.last_layer
+        for name in ("q_proj", "k_proj", "v_proj"):
+            reads = layer["input_layernorm.weight"] / target.final_norm
+            getattr(self.self_attn, name).weight.copy_(layer[f"self_attn.{name}.weight"] * reads)
+        scale = target.final_norm.square().mean().sqrt()
+        reads = layer["post_attention_layernorm.weight"] / target.final_norm
+        self.post_attention_layernorm.weight.copy_(reads * scale)
+        for name in ("gate_proj", "up_proj"):
+            getattr(self.mlp, name).weight.copy_(layer[f"mlp.{name}.weight"])
+        self.self_attn.o_proj.weight.zero_()
+        self.mlp.down_proj.weight.zero_()
+
     def forward(self, x: Tensor, step: int, earlier: list[tuple[Tensor, Tensor]]) -> Tensor:
         """[B, S, width] -> [B, S, width]."""
         x = x + self.self_attn(x, step, earlier)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def next_state_map(target: FrozenTarget, sample: Iterable[Batch]) -> Tensor:
+    """The linear map from a token's embedding beside the final hidden state before it to the final hidden state at it.
+
+    By least squares, with a little of the inputs' variance added to the diagonal.
+
+    Args:
+        target: for the embeddings.
+        sample: sequences with hidden states.
+
+    Returns:
+        [width, 2 * width].
+    """
+    width = target.final_norm.shape[0]
+    squares, products = torch.zeros(2 * width, 2 * width), torch.zeros(2 * width, width)
+    for batch in sample:
+        states = batch.hidden[..., -1, :]
+        has_next = torch.arange(states.shape[1]) + 1 < batch.lengths[:, None]
+        inputs = torch.cat([target.embed(batch.tokens_ahead(1)), states], dim=-1)[has_next]
+        squares += inputs.T @ inputs
+        products += inputs.T @ shifted(states, states, 1)[has_next]
+    squares.diagonal().add_(_RIDGE * squares.diagonal().mean())
+    return torch.linalg.solve(squares.double(), products.double()).T.float()
 
 
 class Eagle(TrainableHead):
@@ -59,28 +107,17 @@ class Eagle(TrainableHead):
         return {"architectures": ["EagleLlamaForCausalLM"], "bias": False, **decoder_layer_shape(target_config)}
 
     @torch.no_grad()
-    def initialise(self, target: FrozenTarget) -> None:
-        """Start by passing the hidden state on, with the target's last decoder layer for what is to be learned.
+    def initialise(self, target: FrozenTarget, sample: Iterable[Batch]) -> None:
+        """Start as the best linear guess, with the target's last decoder layer for what is to be learned beyond it."""
+        self.fc.weight.copy_(next_state_map(target, sample))
+        self.first_layer.start_from(target)
 
-        That layer reads normalised streams; here it reads final hidden states, which are normalised streams times the
-        weights of the target's final norm. So those are divided out of what reads, once: attention has no norm here.
-        What the layer adds has another scale, too, and its two output projections start at zero.
-        """
-        width = self.fc.out_features
-        self.fc.weight.normal_(std=0.01)
-        self.fc.weight[:, width:] += torch.eye(width)
-        layer, own = target.last_layer, self.layers[0]
-        for name in ("q_proj", "k_proj", "v_proj"):
-            reads = layer["input_layernorm.weight"] / target.final_norm
-            getattr(own.self_attn, name).weight.copy_(layer[f"self_attn.{name}.weight"] * reads)
-        scale = target.final_norm.square().mean().sqrt()
-        own.post_attention_layernorm.weight.copy_(
-            layer["post_attention_layernorm.weight"] / target.final_norm * scale
-        )
-        for name in ("gate_proj", "up_proj"):
-            getattr(own.mlp, name).weight.copy_(layer[f"mlp.{name}.weight"])
-        own.self_attn.o_proj.weight.zero_()
-        own.mlp.down_proj.weight.zero_()
+    @property
+    def first_layer(self) -> EagleLayer:
+        """The only one."""
+        layer = self.layers[0]
+        assert isinstance(layer, EagleLayer)
+        return layer
 
     def steps(self, batch: Batch, target: FrozenTarget, num_steps: int) -> list[Tensor]:
         """Predicted final hidden states of each draft step, [B, S, width]."""
@@ -89,7 +126,7 @@ class Eagle(TrainableHead):
         outputs = []
         for step in range(num_steps):
             joined = torch.cat([target.embed(batch.tokens_ahead(1 + step)), feature], dim=-1)
-            feature = self.layers[0](self.fc(joined), step, earlier)
+            feature = self.first_layer(self.fc(joined), step, earlier)
             outputs.append(feature)
         return outputs
 

@@ -6,6 +6,7 @@ draft steps read the layer's own output in place of the fusion. Training runs th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ class Eagle3(TrainableHead):
         self.norm = RMSNorm(width, config["rms_norm_eps"])
 
     @torch.no_grad()
-    def initialise(self, target: FrozenTarget) -> None:
+    def initialise(self, target: FrozenTarget, sample: Iterable[Batch]) -> None:
         """Start from the target's last decoder layer, reading the last of the three features.
 
         Queries, keys and values see the embedding through small random weights at first.

@@ -6,6 +6,7 @@ Each head is a residual block on the target's final hidden state; head j predict
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Medusa(TrainableHead):
         }
 
     @torch.no_grad()
-    def initialise(self, target: FrozenTarget) -> None:
+    def initialise(self, target: FrozenTarget, sample: Iterable[Batch]) -> None:
         """Start as the identity."""
         for parameter in self.parameters():
             parameter.zero_()

@@ -7,6 +7,7 @@ the vocabulary (shared when tied).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class MLPSpeculator(TrainableHead):
         }
 
     @torch.no_grad()
-    def initialise(self, target: FrozenTarget) -> None:
+    def initialise(self, target: FrozenTarget, sample: Iterable[Batch]) -> None:
         """Start embedding and projection from the leading directions of the target's own."""
         inner = self.emb.embedding_dim
         _, _, basis = torch.linalg.svd(target.embedding[:: max(1, len(target.embedding) // 4096)], full_matrices=False)

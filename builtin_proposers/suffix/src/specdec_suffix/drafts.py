@@ -22,13 +22,20 @@ from specdec_suffix.layout import (
     END,
     FIRST_ACTIVE,
     FIRST_CHILD,
+    LENGTH,
+    LENGTHS,
+    LIMIT,
     LOCI,
     NEXT,
     NODE_WIDTH,
     NODES,
     NONE,
+    PARENTS,
     POS,
+    ROOT,
+    STATE_ROW,
     TOKEN,
+    TOKENS,
     TOTAL,
 )
 from specdec_suffix.tree import (
@@ -315,13 +322,9 @@ def draft_from(
 @compiled(
     types.int64(
         types.int64[:, ::1],  # state
-        types.int64[::1],
+        types.int64[:, ::1],
         ROW,  # store_row
-        types.int64[::1],
         types.int64,  # ring
-        types.int64[::1],
-        types.int64[::1],
-        types.int32[::1],
         types.int64,  # k
         types.int64,
         types.float64,
@@ -329,19 +332,14 @@ def draft_from(
         types.boolean,
         types.int64[::1],  # token_ids
         types.float32[::1],
-        types.int32[::1],
-        types.int32[::1],
+        types.int32[:, ::1],
     )
 )
 def propose_all(
     state: np.ndarray,
-    rows: np.ndarray,
+    asked: np.ndarray,
     store_row: Row,
-    roots: np.ndarray,
     ring: int,
-    pointers: np.ndarray,
-    lengths: np.ndarray,
-    limits: np.ndarray,
     k: int,
     depth: int,
     factor: float,
@@ -349,20 +347,15 @@ def propose_all(
     trees: bool,
     token_ids: np.ndarray,
     confidence: np.ndarray,
-    parents: np.ndarray,
-    counts: np.ndarray,
+    told: np.ndarray,
 ) -> Int:
     """Bring the index of every request up to date and choose its draft.
 
     Args:
         state: int64 [S, NUM_COLUMNS]: the indices of all requests; changed.
-        rows: int64 [B]: each request's row of ``state``.
+        asked: int64 [NUM_ASKED, B]: what is to be known of each request.
         store_row: int64 [NUM_COLUMNS]: the trie of past responses.
-        roots: int64 [B]: the root of each request's scope there, or NONE.
         ring: address of the stored tokens.
-        pointers: int64 [B]: address of each request's tokens, int64.
-        lengths: int64 [B]: how many there are.
-        limits: int32 [B]: the most draft tokens of each request.
         k: the most draft tokens of any request ever; a larger limit counts as this.
         depth: longest pattern counted.
         factor: draft tokens for each matched token.
@@ -370,21 +363,22 @@ def propose_all(
         trees: whether drafts may branch.
         token_ids: int64 [B * k], receives the drafts, packed.
         confidence: float32 [B * k], receives their probabilities.
-        parents: int32 [B * k], receives their parents when ``trees``.
-        counts: int32 [B], receives their lengths.
+        told: int32 [NUM_TOLD, B * k], receives their parents and lengths.
 
     Returns:
         The number of draft tokens, or -1 - r when the index of the batch's request r is full: make room and call again.
     """
+    parents, counts = told[PARENTS], told[LENGTHS]
     entries = np.empty((k + 1, ENTRY_WIDTH), dtype=np.int64)
     weights = np.empty(k + 1, dtype=np.float64)
     total = 0
-    for r in range(len(rows)):
+    for r in range(asked.shape[1]):
         counts[r] = 0
-        row, length, pattern = state[rows[r]], lengths[r], int64_at(pointers[r])
+        row, length, pattern = state[asked[STATE_ROW, r]], asked[LENGTH, r], int64_at(asked[TOKENS, r])
+        root = asked[ROOT, r]
         if not local.update(row, pattern, length, depth):
             return -1 - r
-        limit: Int = min(np.int64(limits[r]), k)
+        limit: Int = min(asked[LIMIT, r], k)
         if limit <= 0:
             continue
         ids, probabilities, above = token_ids[total:], confidence[total:], parents[total:]
@@ -392,9 +386,9 @@ def propose_all(
             row, NONE, pattern, length, pattern, length, depth, limit, factor, least, 0.0,
             ids, probabilities, above, entries, weights, trees,
         )  # fmt: skip
-        if roots[r] != NONE:
+        if root != NONE:
             other, _ = draft_from(
-                store_row, roots[r], pattern, length, int64_at(ring), _NO_END, depth, limit, factor, least, score,
+                store_row, root, pattern, length, int64_at(ring), _NO_END, depth, limit, factor, least, score,
                 ids, probabilities, above, entries, weights, trees,
             )  # fmt: skip
             count = other if other > 0 else count

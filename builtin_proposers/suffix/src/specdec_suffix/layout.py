@@ -33,3 +33,11 @@ FREED = -3
 
 END = -1
 """Stands after every stored text; no token."""
+
+STATE_ROW, ROOT, TOKENS, LENGTH, LIMIT, NUM_ASKED = range(6)
+"""Rows of what is asked about the requests of a batch: its row of the state, the root of its scope in the trie of past
+responses or NONE, the address of its tokens (int64), how many there are, and the most draft tokens."""
+
+PARENTS, LENGTHS, NUM_TOLD = range(3)
+"""Rows of what is told besides the draft tokens: their parents, packed like them, when drafts may branch; the drafts'
+lengths."""

@@ -40,7 +40,7 @@ class ResponseStore:
         self.row = np.zeros(layout.NUM_COLUMNS, dtype=np.int64)
         """int64 [NUM_COLUMNS]: the trie, as compiled code takes it."""
         self._trie = TrieArrays(self.row, 0)
-        self._ring = np.empty(min(_LEAST_RING, max_tokens), dtype=np.int64)
+        self._use_ring(np.empty(min(_LEAST_RING, max_tokens), dtype=np.int64))
         self.row[layout.RING] = max(max_tokens, 1)
         self._stored: deque[_Stored] = deque()
         self._tail = 0
@@ -72,10 +72,10 @@ class ResponseStore:
         """Bytes held."""
         return self._trie.nbytes + self._ring.nbytes
 
-    @property
-    def address(self) -> int:
+    def _use_ring(self, ring: np.ndarray) -> None:
+        self._ring = ring
+        self.address = int(ring.ctypes.data)
         """Of the ring; changes when responses are added."""
-        return self._ring.ctypes.data
 
     def root(self, scope: str) -> int:
         """The root of a scope's trie, `layout.NONE` when nothing is stored in it."""
@@ -132,7 +132,7 @@ class ResponseStore:
         if begin + size > len(self._ring):
             grown = np.empty(min(max(2 * len(self._ring), begin + size), self._max_tokens), dtype=np.int64)
             grown[: len(self._ring)] = self._ring
-            self._ring = grown
+            self._use_ring(grown)
         return begin
 
     def _evict(self) -> None:

@@ -61,6 +61,14 @@ class SuffixProposer(Proposer):
             max_responses=config.suffix_decoding_max_cached_requests,
             max_tokens=config.suffix_max_cached_tokens,
         )
+        self._options = (
+            self._k,
+            self._depth,
+            float(config.suffix_decoding_max_spec_factor),
+            float(config.suffix_decoding_min_token_prob),
+            config.suffix_trees,
+        )
+        """What `propose_all` is told of the configuration."""
         self._file = None if config.suffix_cache_path is None else CacheFile(config, engine)
         self.capabilities = ProposerCapabilities(trees=config.suffix_trees, keeps_finished_requests=True)
         self._state = np.zeros((0, layout.NUM_COLUMNS), dtype=np.int64)
@@ -105,33 +113,24 @@ class SuffixProposer(Proposer):
 
     def propose(self, batch: ProposalInput) -> Draft:
         """See `Proposer.propose`."""
-        pointers, lengths = batch.token_buffers()
-        rows = self._rows(batch.request_ids, lengths)
-        size = len(rows) * self._k
-        token_ids, counts = np.empty(size, dtype=np.int64), np.empty(len(rows), dtype=np.int32)
-        confidence = np.empty(size, dtype=np.float32)
-        parents = np.empty(size, dtype=np.int32)
-        # Copies, so that the compiled function always sees the same types: writable arrays of these dtypes.
-        known = (
-            self._store.row,
-            self._roots(batch.request_ids),
-            self._store.address,
-            np.array(pointers, dtype=np.int64),
-            np.array(lengths, dtype=np.int64),
-            np.array(batch.max_draft_tokens, dtype=np.int32),
-        )
-        options = self._options()
-        propose_all = KERNELS.function("propose_all")
+        asked = self._asked(batch)
+        count = asked.shape[1]
+        size = count * self._k
+        token_ids, confidence = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.float32)
+        told = np.empty((layout.NUM_TOLD, size), dtype=np.int32)
+        store, propose_all = self._store, KERNELS.function("propose_all")
         while True:
-            total = propose_all(self._state, rows, *known, *options, token_ids, confidence, parents, counts)
+            total = propose_all(
+                self._state, asked, store.row, store.address, *self._options, token_ids, confidence, told
+            )
             if total >= 0:
                 break
-            trie = self._tries[int(rows[-1 - total])]
+            trie = self._tries[int(asked[layout.STATE_ROW, -1 - total])]
             trie.grow(3 * trie.capacity // 2 + 4 * self._depth)
         return Draft(
             token_ids=torch.from_numpy(token_ids[:total]),
-            num_draft_tokens=torch.from_numpy(counts),
-            parents=torch.from_numpy(parents[:total]) if self._config.suffix_trees else None,
+            num_draft_tokens=torch.from_numpy(told[layout.LENGTHS, :count]),
+            parents=torch.from_numpy(told[layout.PARENTS, :total]) if self._config.suffix_trees else None,
             confidence=torch.from_numpy(confidence[:total]),
         )
 
@@ -173,16 +172,21 @@ class SuffixProposer(Proposer):
             "evicted_responses": self._store.num_evicted,
         }
 
-    def _options(self) -> tuple[int, int, float, float, bool]:
-        config = self._config
-        factor, least = config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob
-        return self._k, self._depth, float(factor), float(least), config.suffix_trees
+    def _asked(self, batch: ProposalInput) -> np.ndarray:
+        """Int64 [NUM_ASKED, B]: what `propose_all` is to know of each request."""
+        pointers, lengths = batch.token_buffers()
+        asked = np.empty((layout.NUM_ASKED, len(batch.request_ids)), dtype=np.int64)
+        asked[layout.STATE_ROW] = self._rows(batch.request_ids, lengths)
+        asked[layout.ROOT] = [self._root(request_id) for request_id in batch.request_ids]
+        asked[layout.TOKENS] = pointers
+        asked[layout.LENGTH] = lengths
+        asked[layout.LIMIT] = batch.max_draft_tokens
+        return asked
 
-    def _roots(self, request_ids: tuple[str, ...]) -> np.ndarray:
-        """Each request's trie of past responses."""
-        running = [self._running.get(request_id) for request_id in request_ids]
-        roots = [layout.NONE if one is None or one.scope is None else self._store.root(one.scope) for one in running]
-        return np.array(roots, dtype=np.int64)
+    def _root(self, request_id: str) -> int:
+        """The root of a request's scope in the trie of past responses."""
+        running = self._running.get(request_id)
+        return layout.NONE if running is None or running.scope is None else self._store.root(running.scope)
 
     def _rows(self, request_ids: tuple[str, ...], lengths: Any) -> np.ndarray:
         """Each request's row of the state; the answer is kept, because most steps serve the requests of the last."""

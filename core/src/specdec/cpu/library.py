@@ -176,9 +176,17 @@ class Function:
                         f"{self.name}: needs a C-contiguous {dtype} array of {ndim} dimensions, got {argument.dtype} "
                         f"of {argument.ndim}, strides {argument.strides}"
                     )
-                values.append(argument.ctypes.data)
+                values.append(_address_of(argument))
                 values += argument.shape
         return self._call(*values)
+
+
+def _address_of(array: np.ndarray) -> int:
+    """Where an array's memory begins. Asking NumPy takes a microsecond longer, but works for all arrays."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    except (TypeError, ValueError):  # read-only or empty
+        return int(array.ctypes.data)
 
 
 _cache_dir: str | None = None

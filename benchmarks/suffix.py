@@ -24,6 +24,9 @@ from typing import Protocol
 import numpy as np
 from common import HERE, add_common, write_result
 
+from specdec.sampling.params import SamplingParams
+from specdec.types import ProposalInput, RequestInfo
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -89,22 +92,19 @@ class Ours:
         self.end()
 
     def begin(self, prompt: np.ndarray) -> None:
-        from specdec import SamplingParams
-        from specdec.types import RequestInfo
-
+        """Texts of the request's steps start in the same memory as its prompt, so that its address is known."""
+        self._pointer = prompt.ctypes.data
         self._proposer.start(
             RequestInfo(request_id="r", prompt_token_ids=prompt, sampling=SamplingParams(temperature=0), seed=0)
         )
 
     def step(self, text: np.ndarray, added: int) -> Sequence[int]:
-        from specdec.types import ProposalInput
-
         draft = self._proposer.propose(
             ProposalInput(
                 request_ids=("r",),
                 token_ids=(text,),
                 max_draft_tokens=self._limits,
-                token_pointers=np.array([text.ctypes.data], dtype=np.int64),
+                token_pointers=np.array([self._pointer], dtype=np.int64),
                 num_tokens=np.array([len(text)], dtype=np.int64),
             )
         )
@@ -254,7 +254,6 @@ def acceptance_length(cache: Cache, text: np.ndarray, begin: int) -> float:
 
 
 def measure_decoding(arguments: argparse.Namespace) -> int:
-    from specdec import SamplingParams
     from specdec.cli import measuring
     from specdec.cli.prompts import Prompt
     from specdec.config import SpeculativeConfig, from_kwargs

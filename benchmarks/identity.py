@@ -1,4 +1,4 @@
-"""Do drafts change a token? Every kind of head, chains and trees, against plain decoding in float32: texts must be
+"""Do drafts change a token? The trained heads, chains and trees, against plain decoding in float32: texts must be
 equal, at temperature 0 and, with the same seeds, at temperature 1.
 
 The heads are those that come with the demonstration.
@@ -33,7 +33,6 @@ SHAPES: dict[str, dict[str, dict[str, Any]]] = {
     "eagle": {"chain": CHAIN, "tree": DYNAMIC},
     "eagle3": {"chain": CHAIN, "tree": DYNAMIC},
     "medusa": {"chain": {"num_speculative_tokens": 3}, "tree": STATIC},
-    "mlp_speculator": {"chain": {"num_speculative_tokens": 3}, "tree": STATIC},
 }
 
 

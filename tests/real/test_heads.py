@@ -15,7 +15,6 @@ SHAPES = {
     "eagle": (CHAIN, DYNAMIC),
     "eagle3": (CHAIN, DYNAMIC),
     "medusa": (CHAIN, STATIC),
-    "mlp_speculator": (CHAIN, STATIC),
 }
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]

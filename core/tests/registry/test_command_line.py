@@ -51,7 +51,10 @@ def test_the_list_has_a_line_for_each_plugin_and_says_what_is_wrong(
     toys.proposer("toy-old", "old", requires=("specdec-core<0.1",))
     toys.add("toy-bad", "[specdec.proposers]\nx\n")
     assert main(["plugins"]) == 0
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    listed = capsys.readouterr().out
+    assert main(["plugins", "list"]) == 0
+    assert capsys.readouterr().out == listed
+    lines = [" ".join(line.split()) for line in listed.splitlines()]
     assert lines[0] == "kind name distribution version hooks status"
     assert "proposer good toy-good 1.2 propose, config_class ok" in lines
     assert "proposer old toy-old 1.0 propose wrong core version" in lines

@@ -1,7 +1,7 @@
 """Measures several configurations on the same prompts in one process, taking turns.
 
-Machines drift: frequency, heat, neighbours. So the variants take turns batch by batch, in an order that rotates, and are
-compared by the medians over rounds. Commands of plugins may use this module.
+Machines drift: frequency, heat, neighbours. So the variants take turns batch by batch, in an order that rotates, and
+are compared by the medians over rounds. Commands of plugins may use this module.
 """
 
 from __future__ import annotations

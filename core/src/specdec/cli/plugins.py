@@ -46,12 +46,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         examples=EXAMPLES,
     )
     parser.set_defaults(json=False, config=None)
-    _add_common(parser)
-    parser.add_argument(
-        "--load", action="store_true", help="also import each plugin; exit with 1 when one cannot be imported"
-    )
-    parser.set_defaults(run=run_list)
+    parser.set_defaults(load=False, run=run_list)
+    _add_list_options(parser)
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
+
+    listing = actions.add_parser(
+        "list", help="list the installed plugins, as without an action", description="Lists the installed plugins."
+    )
+    _add_list_options(listing)
 
     info = actions.add_parser("info", help="describe one plugin", description="Describes one plugin and its options.")
     info.add_argument("name", metavar="NAME", help="name of a plugin, or of a distribution")
@@ -70,6 +72,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     _add_common(check)
     check.set_defaults(run=run_check)
+
+
+def _add_list_options(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser)
+    parser.add_argument(
+        "--load",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="also import each plugin; exit with 1 when one cannot be imported",
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

@@ -49,7 +49,7 @@ DEMO_MODELS = {
 """Names after ``demo:``. SmolLM2-135M-Instruct; Qwen2.5-Coder-Instruct 0.5B and 1.5B; the Gemma 3 270M base model."""
 
 HEADS_PACKAGE, HEADS_DISTRIBUTION = "specdec_demo", "specdec-demo"
-DEMO_HEADS = {f"smollm2-{method}": method for method in ("eagle3", "eagle", "medusa", "mlp_speculator")}
+DEMO_HEADS = {f"smollm2-{method}": method for method in ("eagle3", "eagle", "medusa")}
 """Names after ``demo:`` of heads trained for ``demo:smollm2``, and their folders in the package's ``heads``."""
 
 

@@ -8,7 +8,7 @@ import pytest
 from specdec import LLM, SamplingParams
 
 PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts" / "spec_bench.jsonl"
-CHAIN = {"num_speculative_tokens": 3}
+CHAIN = {"num_speculative_tokens": 4}
 DYNAMIC = {"num_speculative_tokens": 8, "tree_top_k": 2, "tree_depth": 4}
 STATIC = {"num_speculative_tokens": 6, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"}
 SHAPES = {

@@ -172,6 +172,19 @@ def test_eagle_with_a_mixture_of_experts(tmp_path, target):
     torch.testing.assert_close(run_head(head, (hidden,), ids, positions), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("model_type", "corrected"), [("deepseek_v3", True), ("deepseek_v2", False)])
+def test_routers_that_the_configuration_does_not_describe(tmp_path, target, model_type, corrected):
+    """DeepSeek-V3 chooses with a trained correction, which DeepSeek-V2 does not have."""
+    config = {key: value for key, value in (CONFIG | MIXTURE).items() if key not in ("scoring_func", "topk_method")}
+    w = tensors_of(mixture_shapes)
+    if not corrected:
+        del w["layers.0.mlp.gate.e_score_correction_bias"]
+    load_eagle(write_head(tmp_path / "a", config | {"model_type": model_type}, w), {}, target)
+    other = {"deepseek_v3": "deepseek_v2", "deepseek_v2": "deepseek_v3"}[model_type]
+    with pytest.raises(ModelLoadError, match="e_score_correction_bias"):
+        load_eagle(write_head(tmp_path / "b", config | {"model_type": other}, w), {}, target)
+
+
 def test_eagle3(tmp_path, target):
     """The first layer's low projections take embedding and hidden state side by side."""
     shapes = {"fc.weight": (HIDDEN, 3 * HIDDEN), "midlayer.hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}

@@ -46,6 +46,7 @@ def test_turns_alternate_and_seeds_are_shared(monkeypatch, fake_engine):
         batch_size=2,
         advance=lambda variant, count: order.append((variant.name, count)),
     )
+    assert [name for name, _ in order[:6]] == ["plain", "a", "b", "a", "b", "plain"]
     turns = [name for name, count in order if count == 2]
     assert turns == ["plain", "a", "b", "a", "b", "plain", "b", "plain", "a"]
     for engine in fake_engine:

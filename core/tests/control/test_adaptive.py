@@ -9,6 +9,7 @@ import pytest
 from attrs import define, field
 
 from specdec.control import AdaptiveControl, Control, FixedControl, Schedule
+from specdec.control.acceptance import Acceptance
 
 
 @define
@@ -195,3 +196,12 @@ def test_always_drafts_what_the_settings_say() -> None:
     assert control.limits(["a", "b", "c"], [5, 1, 0]) == [5, 1, 0]
     assert control.limits(["a"] * 4, [5] * 4) == [2] * 4
     assert control.limits(["a"] * 9, [5] * 9) == [0] * 9
+
+
+def test_a_request_without_evidence_is_believed_to_be_like_the_others_but_less_surely() -> None:
+    acceptance = Acceptance(K)
+    for _ in range(20):
+        acceptance.record_outcomes(["known"], np.array([2]), np.array([2]))
+    found = acceptance.estimate(["new", "known"])
+    assert found.accept[0, 0] == pytest.approx(found.accept[1, 0], abs=0.05)
+    assert found.spread[0, 0] > 1.5 * found.spread[1, 0]

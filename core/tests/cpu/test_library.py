@@ -47,6 +47,9 @@ def test_numbers_and_arrays_get_there_and_back(examples: Kernels) -> None:
     values = np.arange(6, dtype=np.float64).reshape(2, 3)
     assert examples.function("weighted")(values, False, 1) == 27.0
     assert examples.function("weighted")(values, True, 0) == 24.0
+    values.flags.writeable = False
+    assert examples.function("weighted")(values, True, 0) == 24.0
+    assert examples.function("weighted")(values[:0], True, 0) == 0.0
 
 
 @pytest.mark.parametrize(

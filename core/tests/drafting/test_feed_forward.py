@@ -25,6 +25,8 @@ CONFIG = {
     "n_group": 4,
     "topk_group": 2,
     "first_k_dense_replace": 0,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
 }
 
 
@@ -86,7 +88,7 @@ def test_deepseek_v3(tmp_path, changes):
 @pytest.mark.parametrize("method", ["greedy", "group_limited_greedy"])
 def test_deepseek_v2(tmp_path, method):
     """A softmax over the experts; groups count by their best one."""
-    changes = {"model_type": "deepseek_v2", "topk_method": method, "norm_topk_prob": False}
+    changes = {"scoring_func": "softmax", "topk_method": method, "norm_topk_prob": False}
     config = DeepseekV2Config(**(CONFIG | changes))
     check(sizes_of(tmp_path, **changes), DeepseekV2DecoderLayer(config, 0))
 
@@ -143,6 +145,8 @@ def test_which_layers_are_mixtures(tmp_path, changes, stored, expected):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"scoring_func": None}, "has no 'scoring_func'"),
+        ({"topk_method": None}, "has no 'topk_method'"),
         ({"scoring_func": "tanh"}, "scoring_func is 'tanh', heads know sigmoid, softmax"),
         ({"topk_method": "best"}, "topk_method is 'best', heads know noaux_tc, group_limited_greedy, greedy"),
         ({"n_group": 3}, "n_routed_experts is 8, n_group 3, topk_group 2: experts must fall into groups of one size"),

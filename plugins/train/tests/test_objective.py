@@ -1,12 +1,13 @@
 """The training simulation of a draft against drafting one token after another."""
 
+import attrs
 import pytest
 import torch
 from torch.nn.functional import smooth_l1_loss
 
 from specdec_train.batches import Batch
 from specdec_train.heads.base import TrainableHead
-from specdec_train.heads.eagle import Eagle
+from specdec_train.heads.eagle import Eagle, next_state_map
 from specdec_train.heads.eagle3 import Eagle3
 from specdec_train.heads.medusa import Medusa
 from specdec_train.heads.mlp_speculator import MLPSpeculator
@@ -102,6 +103,33 @@ def test_draft_steps_equal_a_causal_layer_over_true_and_drafted_rows(kind: type[
         expected = made.norm(drafted) if kind is Eagle3 else drafted
         torch.testing.assert_close(outputs[step][0, row], expected, atol=1e-4, rtol=1e-4)
         stream = torch.cat([stream, drafted[None]])
+
+
+def test_eagle_starts_as_the_linear_guess_of_the_next_state() -> None:
+    """Where states follow from token and state before by a linear map, the map is found, and drafts are right."""
+    frozen, both = target(), batch((30, 25, 28), (3, 2, 4))
+    true_map = 0.1 * torch.randn(WIDTH, 2 * WIDTH)
+    for place in range(1, both.hidden.shape[1]):
+        token = frozen.embed(both.token_ids[:, place])
+        both.hidden[:, place, -1] = torch.cat([token, both.hidden[:, place - 1, -1]], dim=-1) @ true_map.T
+    torch.testing.assert_close(next_state_map(frozen, [both]), true_map, atol=1e-2, rtol=0)
+    last_layer = {f"{part}.weight": torch.rand(shape) for part, shape in LAST_LAYER.items()}
+    made = Eagle(CONFIG)
+    made.initialise(attrs.evolve(frozen, last_layer=last_layer), [both])
+    for step, output in enumerate(made.steps(both, frozen, STEPS)):
+        states = both.hidden[:, 1 + step :, -1]
+        torch.testing.assert_close(output[0, : states.shape[1]], states[0], atol=2e-2, rtol=0)
+
+
+LAST_LAYER = {
+    "input_layernorm": (WIDTH,),
+    "post_attention_layernorm": (WIDTH,),
+    "self_attn.q_proj": (32, WIDTH),
+    "self_attn.k_proj": (16, WIDTH),
+    "self_attn.v_proj": (16, WIDTH),
+    "mlp.gate_proj": (48, WIDTH),
+    "mlp.up_proj": (48, WIDTH),
+}
 
 
 def outputs_of_plain_pass(made: TrainableHead, stream: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _LAYOUT = PredictionLayout(embed_norm="enorm.weight", hidden_norm="hnorm.weight", output_norm="norm.weight")
 
+_V2_ROUTER = {"scoring_func": "softmax", "topk_method": "greedy"}
+_ROUTER = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+"""How experts are chosen where a configuration does not say it."""
+
 
 def load_eagle(directory: Path, overrides: Mapping[str, Any], target: TargetModel) -> FeaturePredictingHead:
     """Load a head.
@@ -35,5 +39,7 @@ def load_eagle(directory: Path, overrides: Mapping[str, Any], target: TargetMode
         PluginUnsuitableError: the head was made for another target.
     """
     checkpoint = HeadCheckpoint(directory, lambda name: name.removeprefix("model."), overrides=overrides)
+    router = _V2_ROUTER if checkpoint.config.get("model_type") == "deepseek_v2" else _ROUTER
+    checkpoint.config = router | {key: value for key, value in checkpoint.config.items() if value is not None}
     layers = MlaSizes.of(checkpoint, mixtures_of(checkpoint, target.info.num_layers))
     return load_predicting_head(checkpoint, layers, _LAYOUT, target)

@@ -185,7 +185,7 @@ class Function:
 
 
 _addressof, _memory_of = ctypes.addressof, ctypes.c_char.from_buffer
-
+"""Looked up once, because every array of every call goes through them."""
 
 _cache_dir: str | None = None
 

@@ -261,11 +261,10 @@ def _is_mixture(checkpoint: HeadCheckpoint, name: str, numbers: tuple[int, int])
 
 def _rule(checkpoint: HeadCheckpoint) -> RouterRule:
     config, require = checkpoint.config, checkpoint.require
-    is_v2 = config.get("model_type") == "deepseek_v2"
-    method = _known(checkpoint, "topk_method", TOPK_METHODS, "greedy" if is_v2 else "noaux_tc")
+    method = _known(checkpoint, "topk_method", TOPK_METHODS)
     groups = 1 if method == "greedy" else int(config.get("n_group") or 1)
     return RouterRule(
-        scoring=_known(checkpoint, "scoring_func", tuple(SCORINGS), "softmax" if is_v2 else "sigmoid"),
+        scoring=_known(checkpoint, "scoring_func", tuple(SCORINGS)),
         method=method,
         num_chosen=int(require("num_experts_per_tok")),
         num_groups=groups,
@@ -275,8 +274,8 @@ def _rule(checkpoint: HeadCheckpoint) -> RouterRule:
     )
 
 
-def _known(checkpoint: HeadCheckpoint, key: str, known: Sequence[str], default: str) -> str:
-    value = str(checkpoint.config.get(key) or default)
+def _known(checkpoint: HeadCheckpoint, key: str, known: Sequence[str]) -> str:
+    value = str(checkpoint.require(key))
     if value not in known:
         raise ModelLoadError(f"{checkpoint.directory}: {key} is {value!r}, heads know {', '.join(known)}")
     return value

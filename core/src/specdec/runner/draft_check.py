@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from specdec.engine.request import NO_DRAFT, RequestDraft
@@ -12,8 +12,6 @@ from specdec.errors import PluginContractError
 from specdec.types import Draft
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from specdec.types import ProposerCapabilities
 
 
@@ -58,8 +56,9 @@ def _checked_parents(draft: Draft, counts: list[int], capabilities: ProposerCapa
     if not capabilities.trees:
         raise PluginContractError("the draft has parents, but the proposer's capabilities do not declare trees")
     parents = _integers("parents", draft.parents, sum(counts))
-    nodes = chain.from_iterable(range(count) for count in counts)
-    if not all(-1 <= parent < node for parent, node in zip(parents, nodes, strict=True)):
+    found, lengths = np.array(parents, dtype=np.int64), np.array(counts, dtype=np.int64)
+    index = np.arange(len(found)) - np.repeat(lengths.cumsum() - lengths, lengths)
+    if ((found < -1) | (found >= index)).any():
         raise PluginContractError("parents must be -1 or an earlier node of the same request")
     return parents
 

@@ -39,9 +39,18 @@ def test_importing_it_imports_nothing_heavy(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["plugins"], ["plugins", "--json"], ["plugins", "--load"], ["plugins", "info", "match"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["generate", "--help"],
+        ["plugins"],
+        ["plugins", "--json"],
+        ["plugins", "--load"],
+        ["plugins", "info", "match"],
+    ],
 )
-def test_the_commands_that_list_plugins_import_nothing_heavy(arguments: list[str]) -> None:
+def test_the_commands_that_list_and_explain_import_nothing_heavy(arguments: list[str]) -> None:
     assert _imported_by(f"from specdec.cli.main import main\nmain({arguments})") == []
 
 

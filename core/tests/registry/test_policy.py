@@ -52,6 +52,21 @@ def test_an_extra_that_the_entry_point_asks_for_counts(toys: Toys) -> None:
     assert statuses(Registry()) == {"fast": "missing dependency"}
 
 
+def test_each_requirement_is_looked_up_once(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plugins share requirements, and reading a distribution's metadata takes about a millisecond."""
+    asked: list[str] = []
+
+    def version(name: str) -> str:
+        asked.append(name)
+        return "2.0"
+
+    for number in range(3):
+        toys.proposer(f"toy-{number}", f"proposer{number}", requires=("numpy>=1", "attrs<2"))
+    monkeypatch.setattr("specdec.registry.policy.importlib_metadata.version", version)
+    assert set(statuses(Registry()).values()) == {"missing dependency"}
+    assert sorted(asked) == ["attrs", "numpy"]
+
+
 @pytest.mark.parametrize("name", ["shut", "toy-shut", "Toy_Shut"])
 def test_block_takes_names_of_plugins_and_of_distributions(toys: Toys, name: str) -> None:
     toys.proposer("toy-shut", "shut")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import importlib_metadata
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 ALLOW_VARIABLE = "SPECDEC_PLUGINS_ALLOW"
 BLOCK_VARIABLE = "SPECDEC_PLUGINS_BLOCK"
+
+Installed = Callable[[str], str | None]
+"""Tells the installed version of a distribution; None: there is none."""
 
 Status = Literal["ok", "missing dependency", "wrong core version", "conflict", "blocked", "broken"]
 
@@ -104,11 +108,12 @@ def judge(plugins: Sequence[Found], policy: Policy) -> tuple[PluginEntry, ...]:
     """Give each plugin its status."""
     permitted = [found for found in plugins if not found.problem and policy.forbidding(found) is None]
     offers = Counter((found.kind, found.name) for found in permitted)
+    installed = cache(installed_version)  # plugins share most requirements, and reading metadata takes long
     entries = []
     for found in plugins:
         rivals = [other for other in permitted if (other.kind, other.name) == (found.kind, found.name)]
         contested = offers[(found.kind, found.name)] > 1
-        status, detail = _status(found, rivals if contested else [], policy)
+        status, detail = _status(found, rivals if contested else [], policy, installed)
         entries.append(
             PluginEntry(
                 kind=found.kind,
@@ -123,7 +128,7 @@ def judge(plugins: Sequence[Found], policy: Policy) -> tuple[PluginEntry, ...]:
     return tuple(entries)
 
 
-def _status(found: Found, rivals: list[Found], policy: Policy) -> tuple[Status, str]:
+def _status(found: Found, rivals: list[Found], policy: Policy, installed: Installed) -> tuple[Status, str]:
     setting = policy.forbidding(found)
     if found.problem:
         return "broken", found.problem
@@ -139,7 +144,7 @@ def _status(found: Found, rivals: list[Found], policy: Policy) -> tuple[Status, 
     required = core_requirement(found)
     if required is not None and not required.specifier.contains(CORE_VERSION, prereleases=True):
         return "wrong core version", f"requires specdec-core {required.specifier}; {CORE_VERSION} is installed"
-    missing = missing_requirements(found)
+    missing = missing_requirements(found, installed)
     return ("missing dependency", "; ".join(missing)) if missing else ("ok", "")
 
 
@@ -156,19 +161,31 @@ def core_requirement(found: Found) -> Requirement | None:
     return next((r for r in found.requirements if canonicalize_name(r.name) == CORE and applies(r)), None)
 
 
-def missing_requirements(found: Found) -> list[str]:
-    """Each requirement of a plugin that the environment does not meet, in words."""
-    return [
-        _unmet(requirement)
+def installed_version(distribution: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return str(importlib_metadata.version(distribution))
+    except Exception:  # not installed, or its metadata cannot be read
+        return None
+
+
+def missing_requirements(found: Found, installed: Installed = installed_version) -> list[str]:
+    """Each requirement of a plugin that the environment does not meet, in words.
+
+    Args:
+        found: the plugin.
+        installed: tells the installed version of a distribution; one that remembers, where many plugins are judged.
+    """
+    needed = [
+        requirement
         for requirement in found.requirements
-        if canonicalize_name(requirement.name) != CORE
-        and applies(requirement, *found.extras)
-        and not is_met(requirement)
+        if canonicalize_name(requirement.name) != CORE and applies(requirement, *found.extras)
     ]
+    versions = [installed(requirement.name) for requirement in needed]
+    return [_unmet(r, version) for r, version in zip(needed, versions, strict=True) if not _satisfies(version, r)]
 
 
-def _unmet(requirement: Requirement) -> str:
-    installed = installed_version(requirement.name)
+def _unmet(requirement: Requirement, installed: str | None) -> str:
     if installed is None:
         return f"{requirement.name} is not installed"
     return f"requires {requirement.name} {requirement.specifier}; {installed} is installed"
@@ -176,7 +193,10 @@ def _unmet(requirement: Requirement) -> str:
 
 def is_met(requirement: Requirement) -> bool:
     """Whether a distribution that satisfies the requirement is installed."""
-    installed = installed_version(requirement.name)
+    return _satisfies(installed_version(requirement.name), requirement)
+
+
+def _satisfies(installed: str | None, requirement: Requirement) -> bool:
     return installed is not None and requirement.specifier.contains(installed, prereleases=True)
 
 
@@ -184,14 +204,6 @@ def applies(requirement: Requirement, *extras: str) -> bool:
     """Whether a requirement holds on this machine with the given extras."""
     marker = requirement.marker
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
-
-
-def installed_version(distribution: str) -> str | None:
-    """The installed version of a distribution, or None."""
-    try:
-        return str(importlib_metadata.version(distribution))
-    except Exception:  # not installed, or its metadata cannot be read
-        return None
 
 
 def _names(text: str) -> frozenset[str]:

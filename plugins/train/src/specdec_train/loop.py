@@ -45,7 +45,6 @@ class Evaluation:
     update: int
     loss: float
     accuracy: list[float]
-    survival: list[float]
     acceptance_length: float
 
 
@@ -94,13 +93,13 @@ class Trainer:
     def evaluate(self) -> Evaluation:
         """Measure the held-out answers."""
         results = [self.objective(batch.to(self.accelerator.device)) for batch in self.held_out()]
-        survival = _means([result.survival for result in results])
+        drafts = sum(result.num_drafts for result in results)
+        accepted = sum(result.num_accepted_tokens for result in results)
         return Evaluation(
             update=self._update,
             loss=sum(float(result.loss) for result in results) / len(results),
             accuracy=_means([result.accuracy for result in results]),
-            survival=survival,
-            acceptance_length=1.0 + sum(survival),
+            acceptance_length=1.0 + accepted / max(1, drafts),
         )
 
     def _passes(self) -> Iterator[Batch]:

@@ -25,7 +25,7 @@ def draw(evaluations: Sequence[Evaluation], path: Path, title: str) -> None:
     accuracy.set_ylim(0, 1)
     accuracy.legend()
     length.plot(updates, [evaluation.acceptance_length for evaluation in evaluations], marker=".")
-    length.set_title("expected acceptance length")
+    length.set_title("acceptance length")
     for axes in (loss, accuracy, length):
         axes.set_xlabel("updates")
         axes.grid(alpha=0.3)

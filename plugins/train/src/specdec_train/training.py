@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def train(options: TrainingOptions) -> Evaluation:
     target = frozen_target(model, draft_token_ids).to(accelerator.device)
     head = kind(config)
     if initial is None:
-        sample = answers.batches(answers.training[:SAMPLE], options.tokens_per_update)
+        sample = partial(answers.batches, answers.training[:SAMPLE], options.tokens_per_update)
         head.initialise(frozen_target(model, draft_token_ids), sample)
     else:
         initial.load_into(head)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from specdec_train.batches import Batch
 from specdec_train.targets import FrozenTarget
+
+Sample = Callable[[], Iterator[Batch]]
+"""Makes a pass over some of the answers to train on."""
 
 
 class TrainableHead(nn.Module):
@@ -39,12 +42,12 @@ class TrainableHead(nn.Module):
         """The head's ``config.json`` for a target: sizes as the published layout names them."""
 
     @abstractmethod
-    def initialise(self, target: FrozenTarget, sample: Iterable[Batch]) -> None:
+    def initialise(self, target: FrozenTarget, sample: Sample) -> None:
         """Set the weights that training starts from.
 
         Args:
             target: the target's weights.
-            sample: some of the answers to train on, read when they are needed.
+            sample: answers to look at.
         """
 
     @abstractmethod

@@ -6,19 +6,16 @@ Deeper steps read the layer's own output; they are trained too (as in HASS, Zhan
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from specdec_train.batches import Batch, shifted
-from specdec_train.heads.base import TrainableHead
+from specdec_train.heads.base import Sample, TrainableHead
 from specdec_train.layers import DraftAttention, GatedMLP, RMSNorm, decoder_layer_shape
+from specdec_train.linear import LeastSquares
 from specdec_train.targets import FrozenTarget
-
-_RIDGE = 1e-4
-"""Share of the mean square of the inputs that is added to each of them."""
 
 
 class EagleLayer(nn.Module):
@@ -64,28 +61,24 @@ class EagleLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-def next_state_map(target: FrozenTarget, sample: Iterable[Batch]) -> Tensor:
+def next_state_map(target: FrozenTarget, sample: Sample) -> Tensor:
     """The linear map from a token's embedding beside the final hidden state before it to the final hidden state at it.
-
-    By least squares, with a little of the inputs' variance added to the diagonal.
 
     Args:
         target: for the embeddings.
-        sample: sequences with hidden states.
+        sample: answers to look at.
 
     Returns:
         [width, 2 * width].
     """
     width = target.final_norm.shape[0]
-    squares, products = torch.zeros(2 * width, 2 * width), torch.zeros(2 * width, width)
-    for batch in sample:
+    fit = LeastSquares(2 * width, width)
+    for batch in sample():
         states = batch.hidden[..., -1, :]
         has_next = torch.arange(states.shape[1]) + 1 < batch.lengths[:, None]
-        inputs = torch.cat([target.embed(batch.tokens_ahead(1)), states], dim=-1)[has_next]
-        squares += inputs.T @ inputs
-        products += inputs.T @ shifted(states, states, 1)[has_next]
-    squares.diagonal().add_(_RIDGE * squares.diagonal().mean())
-    return torch.linalg.solve(squares.double(), products.double()).T.float()
+        inputs = torch.cat([target.embed(batch.tokens_ahead(1)), states], dim=-1)
+        fit.add(inputs[has_next], shifted(states, states, 1)[has_next])
+    return fit.solve()
 
 
 class Eagle(TrainableHead):
@@ -107,7 +100,7 @@ class Eagle(TrainableHead):
         return {"architectures": ["EagleLlamaForCausalLM"], "bias": False, **decoder_layer_shape(target_config)}
 
     @torch.no_grad()
-    def initialise(self, target: FrozenTarget, sample: Iterable[Batch]) -> None:
+    def initialise(self, target: FrozenTarget, sample: Sample) -> None:
         """Start as the best linear guess, with the target's last decoder layer for what is to be learned beyond it."""
         self.fc.weight.copy_(next_state_map(target, sample))
         self.first_layer.start_from(target)

@@ -6,14 +6,13 @@ draft steps read the layer's own output in place of the fusion. Training runs th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from specdec_train.batches import Batch
-from specdec_train.heads.base import TrainableHead
+from specdec_train.heads.base import Sample, TrainableHead
 from specdec_train.layers import DraftAttention, GatedMLP, RMSNorm, decoder_layer_shape
 from specdec_train.targets import FrozenTarget
 
@@ -64,7 +63,7 @@ class Eagle3(TrainableHead):
         self.norm = RMSNorm(width, config["rms_norm_eps"])
 
     @torch.no_grad()
-    def initialise(self, target: FrozenTarget, sample: Iterable[Batch]) -> None:
+    def initialise(self, target: FrozenTarget, sample: Sample) -> None:
         """Start from the target's last decoder layer, reading the last of the three features.
 
         Queries, keys and values see the embedding through small random weights at first.

@@ -6,7 +6,6 @@ Each head is a residual block on the target's final hidden state; head j predict
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specdec_train.batches import Batch
-from specdec_train.heads.base import TrainableHead
+from specdec_train.heads.base import Sample, TrainableHead
 from specdec_train.targets import FrozenTarget
 
 
@@ -57,7 +56,7 @@ class Medusa(TrainableHead):
         }
 
     @torch.no_grad()
-    def initialise(self, target: FrozenTarget, sample: Iterable[Batch]) -> None:
+    def initialise(self, target: FrozenTarget, sample: Sample) -> None:
         """Start as the identity."""
         for parameter in self.parameters():
             parameter.zero_()

@@ -6,7 +6,7 @@ from specdec.errors import ConfigError, PluginNotFoundError
 from specdec.registry import Registry
 from specdec.testing import engine_context
 from specdec_eagle.config import EagleConfig
-from specdec_eagle.eagle import build
+from specdec_eagle.eagle import check
 
 
 def test_a_tree_in_vllms_notation():
@@ -37,11 +37,11 @@ def test_contradictions_are_refused():
 def test_a_tree_larger_than_a_draft_is_refused():
     config = EagleConfig(model="x", speculative_token_tree="[(0,), (1,), (0, 0)]")
     with pytest.raises(ConfigError, match="3 nodes, more than speculative.num_speculative_tokens, 2: set that to 3"):
-        build("eagle", config, engine_context(num_speculative_tokens=2, registry=Registry()))
+        check("eagle", config, engine_context(num_speculative_tokens=2, registry=Registry()))
 
 
 def test_a_head_that_is_not_installed_is_named():
     """The registry says what to install, before anything is fetched."""
     context = engine_context(registry=Registry(), model_type="unheard_of")
     with pytest.raises(PluginNotFoundError, match=r"eagle3\.unheard_of"):
-        build("eagle3", EagleConfig(model="nowhere/at_all"), context)
+        check("eagle3", EagleConfig(model="nowhere/at_all"), context)

@@ -7,6 +7,7 @@ so that a program can act on them. The command line prints the message alone and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 
 class SpecdecError(Exception):
@@ -55,7 +56,21 @@ class EngineDeadError(SpecdecError):
 # --- models -------------------------------------------------------------------------------------
 
 
-class ModelNotFoundError(SpecdecError):
+class ModelNameError(SpecdecError):
+    """Base of the errors about what a setting names as a model; the message begins with the setting."""
+
+    def __init__(self, problem: str, *, option: str = "model") -> None:
+        super().__init__(f"{option}: {problem}")
+        self.problem = problem
+        self.option = option
+        """Dotted path of the setting."""
+
+    def moved(self, option: str) -> Self:
+        """The same fault under another setting."""
+        return type(self)(self.problem, option=option)
+
+
+class ModelNotFoundError(ModelNameError):
     """No model is found under the name or path given."""
 
 
@@ -63,12 +78,16 @@ class ModelLoadError(SpecdecError):
     """A checkpoint exists but cannot be read: truncated, corrupt, missing or surplus tensors."""
 
 
-class UnsupportedModelError(SpecdecError):
-    """The architecture cannot be a target; every reason is listed."""
+class UnsupportedModelError(ModelNameError):
+    """The checkpoint cannot be a target; every reason is listed."""
 
-    def __init__(self, message: str, *, reasons: Sequence[str] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, problem: str, *, reasons: Sequence[str] = (), option: str = "model") -> None:
+        super().__init__(problem, option=option)
         self.reasons = tuple(reasons)
+
+    def moved(self, option: str) -> Self:
+        """See `ModelNameError.moved`."""
+        return type(self)(self.problem, reasons=self.reasons, option=option)
 
 
 # --- plugins ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ entry-point group               hook                 object returned
 ``specdec.commands``            `add_command`        nothing
 =============================== ==================== ==============================================
 
-Any plugin may also implement `config_class` (its own options) and, for proposers, `identify`.
+Any plugin may also implement `config_class` (its own options) and, for proposers, `identify` and `check`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from specdec.metrics.loggers import StatLogger
     from specdec.sampling.backend import SamplingBackend
     from specdec.sampling.processor import LogitsProcessor
-    from specdec.types import AttentionRequirements, EngineContext, Identification
+    from specdec.types import AttentionRequirements, EngineContext, Identification, ProposerCapabilities
     from specdec.verify.base import Verifier
 
 PROJECT = "specdec"
@@ -71,10 +71,36 @@ def propose(config: Any, engine: EngineContext) -> Proposer | None:
 
 
 @hookspec(firstresult=True)
+def check(config: Any, engine: EngineContext) -> ProposerCapabilities | None:
+    """Refuse, before the target's weights are read, what a proposer cannot do with them.
+
+    Loading a target takes long: what configuration files, names of tensors and installed plugins tell of a mistake
+    belongs here, in functions that `propose` need not call again. `specdec.drafting.checkpoint.check_head` does it for
+    the checkpoint of a head.
+
+    When called: once per engine before the target is loaded, on the engine's thread.
+
+    Args:
+        config: as for `propose`.
+        engine: facts about the engine as its configuration and the target's ``config.json`` tell them:
+            ``engine.target`` and ``engine.tokenizer`` are None, ``max_model_len`` is an upper bound.
+
+    Returns:
+        What the drafts will be like as far as that is known, so that a verifier which does not take them is refused now
+        too; or None.
+
+    Raises:
+        SpecdecError: shown as it is. Other exceptions stop the start and name the plugin.
+
+    Compatibility: since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
 def verify(config: Any, engine: EngineContext) -> Verifier | None:
     """Build the verifier for an engine.
 
-    When called: once per engine, after the target is loaded and before the proposer is used.
+    When called: once per engine, before the target is loaded; see `check` for what that means for ``engine``.
 
     Args:
         config: instance of the plugin's `config_class`, or an empty mapping.

@@ -321,6 +321,8 @@ class Identification:
     method: str
     reason: str
     """What in the checkpoint says so, for the log and for error messages."""
+    language_model: bool = False
+    """Whether it holds a whole language model as well, so that it can be a target too."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -341,6 +343,7 @@ class TargetInfo:
     num_layers: int
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end an output; empty until the target is loaded."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -350,6 +353,8 @@ class EngineContext:
     target_info: TargetInfo
     device: str
     dtype: str
+    """Of the target's weights. Before the target is loaded: as its configuration says, float32 where it says
+    nothing."""
     max_model_len: int
     """The longest text of a request; for the factory of a proposer with K/V of its own an upper bound of it."""
     max_num_seqs: int

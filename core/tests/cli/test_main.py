@@ -127,10 +127,10 @@ def test_ctrl_c_is_130(cli, monkeypatch):
 
 def test_errors_of_the_engine_are_shown(cli, monkeypatch):
     def missing(config):
-        raise ModelNotFoundError(f"no model {config.model!r}")
+        raise ModelNotFoundError(f"no file {config.model!r}")
 
     monkeypatch.setattr("specdec.cli.engines.open_llm", missing)
-    assert cli("generate", "--model", "nowhere", "p") == (2, "", "error: no model 'nowhere'\n")
+    assert cli("generate", "--model", "nowhere", "p") == (2, "", "error: model: no file 'nowhere'\n")
 
 
 def test_internal_faults_keep_their_traceback(monkeypatch):

@@ -6,11 +6,20 @@ import json
 import logging
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from specdec.errors import ModelLoadError, ModelNotFoundError, PluginConflictError, PluginNotFoundError
+from specdec.errors import (
+    ConfigError,
+    ModelLoadError,
+    ModelNotFoundError,
+    PluginConflictError,
+    PluginContractError,
+    PluginNotFoundError,
+    UnsupportedModelError,
+)
 from specdec.registry import Registry
 
 from .conftest import PROPOSER, Toys
@@ -167,3 +176,71 @@ def test_a_folder_without_a_readable_config(toys: Toys, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ModelLoadError, match=r"config\.json"):
             Registry().identify(tmp_path)
+
+
+# --- what a checkpoint is not ----------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_another_proposer_claims_is_refused(toys: Toys, tmp_path: Path) -> None:
+    _wizard(toys)
+    toys.proposer("toy-other", "other", files={"toy_other/specdec_markers.toml": MARKERS.replace("wiz", "oth")})
+    checkpoint = _checkpoint(tmp_path, {"model_type": "wiz"})
+    Registry().check_method("wizard", checkpoint)
+    with pytest.raises(
+        ConfigError, match="not made for the method 'other' but for 'wizard' .config.json has model_type"
+    ):
+        Registry().check_method("other", checkpoint)
+    Registry().check_method("other", _checkpoint(tmp_path, {"model_type": "unknown"}))
+    Registry().check_method("other", tmp_path)  # no config.json: whoever loads it says so
+
+
+def test_a_proposer_without_markers_is_never_contradicted(toys: Toys, tmp_path: Path) -> None:
+    _wizard(toys)
+    toys.proposer("toy-silent", "silent")
+    Registry().check_method("silent", _checkpoint(tmp_path, {"model_type": "wiz"}))
+
+
+def test_what_a_proposer_drafts_with_is_no_target(toys: Toys, tmp_path: Path) -> None:
+    _wizard(toys)
+    checkpoint = _checkpoint(tmp_path, {"model_type": "wiz"})
+    with pytest.raises(UnsupportedModelError, match="model: 'x' is no whole language model .* 'wizard' drafts with"):
+        Registry().check_target("x", checkpoint)
+    Registry().check_target("x", _checkpoint(tmp_path, {"model_type": "llama"}))
+
+
+def test_whole_models_can_be_targets(toys: Toys, tmp_path: Path) -> None:
+    """Nobody is imported for a marker that says so; and a plugin can say it of one checkpoint."""
+    _wizard(toys, markers=MARKERS + "language_model = true")
+    checkpoint = _checkpoint(tmp_path, {"model_type": "wiz"})
+    Registry().check_target("x", checkpoint)
+    assert "toy_wizard" not in sys.modules
+    _wizard(toys, IDENTIFY.replace('weights.bin")', 'weights.bin", language_model=True)'), name="witch")
+
+
+def test_a_plugin_can_say_that_a_checkpoint_is_both(toys: Toys, tmp_path: Path) -> None:
+    _wizard(toys, IDENTIFY.replace('has weights.bin"', 'has weights.bin", language_model=True'))
+    checkpoint = _checkpoint(tmp_path, {"model_type": "wiz"})
+    (checkpoint / "weights.bin").touch()
+    Registry().check_target("x", checkpoint)
+    assert "toy_wizard" in sys.modules
+
+
+# --- the hook check ---------------------------------------------------------------------------------
+
+
+def test_a_proposer_checks_itself_before_the_target_is_loaded(toys: Toys) -> None:
+    check = """
+    @hookimpl
+    def check(config, engine):
+        from specdec.types import ProposerCapabilities
+
+        return ProposerCapabilities(trees=True) if engine == "engine" else "no capabilities"
+    """
+    toys.proposer("toy-careful", "careful", PROPOSER + dedent(check))
+    toys.proposer("toy-silent", "silent")
+    found = Registry().check("careful", {}, "engine")  # type: ignore[arg-type]
+    assert found is not None
+    assert found.trees
+    assert Registry().check("silent", {}, "engine") is None  # type: ignore[arg-type]
+    with pytest.raises(PluginContractError, match="check returned 'no capabilities', where a specdec.types.Prop"):
+        Registry().check("careful", {}, "other")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -12,11 +13,11 @@ from specdec.config.problems import (
     SeveralProblemsError,
     UnknownSettingError,
 )
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, ModelNameError
 from specdec_composite.config import MEMBERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from specdec.registry import Registry
 
@@ -48,19 +49,31 @@ def _member(table: Mapping[str, Any], path: str, registry: Registry) -> MemberOp
     options = dict(table)
     method = options.pop("method")
     limit = options.pop("num_speculative_tokens", None)
-    try:
+    with placed_in(path):
         config = registry.plugin_config("proposer", method, options)
-    except ConfigError as error:
-        raise _placed(error, path) from error
     return MemberOptions(method=method, config=config, num_speculative_tokens=limit)
+
+
+@contextmanager
+def placed_in(member: str) -> Iterator[None]:
+    """What is wrong with an option inside is said with the member's path in front of it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise _placed(error, member) from error
+    except ModelNameError as error:
+        raise error.moved(_moved(error.option, member)) from error
+
+
+def _moved(path: str, member: str) -> str:
+    return f"{member}{path.removeprefix(_SECTION)}"
 
 
 def _placed(error: ConfigError, member: str) -> ConfigError:
     """The same fault with the member's path in front of the option."""
     if isinstance(error, SeveralProblemsError):
         return SeveralProblemsError([_placed(problem, member) for problem in error.problems])
-    path = error.path or _SECTION
-    moved = f"{member}{path.removeprefix(_SECTION)}"
+    moved = _moved(error.path or _SECTION, member)
     if isinstance(error, InvalidValueError | UnknownSettingError):
         return error.moved(moved, None)
     if isinstance(error, MissingSettingError):

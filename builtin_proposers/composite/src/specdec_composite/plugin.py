@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from specdec.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from specdec.types import EngineContext
+    from specdec.types import EngineContext, ProposerCapabilities
     from specdec_composite.composite import CompositeProposer
     from specdec_composite.config import CompositeConfig
 
@@ -18,6 +18,14 @@ def config_class() -> type:
     from specdec_composite.config import CompositeConfig
 
     return CompositeConfig
+
+
+@hookimpl
+def check(config: CompositeConfig, engine: EngineContext) -> ProposerCapabilities:
+    """Let the members check themselves against the target."""
+    from specdec_composite.build import check_members
+
+    return check_members(config, engine)
 
 
 @hookimpl

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec.config import EngineConfig
-from specdec.drafting.kit import MASK_TOKEN_KEYS, draft_backend
-from specdec.errors import ConfigError, SpecdecError
-from specdec.target.model import TargetModel, load_target
-from specdec.types import Needs
+from specdec.drafting.kit import MASK_TOKEN_KEYS, DraftSampler, draft_backend
+from specdec.errors import ConfigError, ModelNameError, SpecdecError
+from specdec.target.model import TargetModel, find_target, load_target
+from specdec.types import Needs, ProposerCapabilities
 from specdec_draft_model.vocabulary import VocabularyMap, check_same_tokens, same_ids, shared_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from torch import Tensor
 
     from specdec.attention.interface import KVCache, KVGeometry
-    from specdec.types import EngineContext, PackedBatch
+    from specdec.types import EngineContext, PackedBatch, TargetInfo
     from specdec_draft_model.config import DraftModelConfig
 
 
@@ -60,24 +61,13 @@ class Drafter:
         Raises:
             ConfigError: it cannot be loaded or used as a drafter, tokenizers differ, or an option does not fit it.
         """
-        try:
+        with _about_the_drafter(config):
             model = load_target(_settings(config, engine))
-        except SpecdecError as error:
-            raise ConfigError(
-                f"speculative.model: {config.model!r} cannot draft: {error}", path="speculative.model"
-            ) from error
-        limit = model.info.max_position_embeddings
-        if config.max_model_len is not None and config.max_model_len > limit:
-            raise ConfigError(
-                f"speculative.max_model_len is {config.max_model_len}, but the drafter {config.model!r} has {limit} "
-                "positions",
-                path="speculative.max_model_len",
-            )
         return cls(
             model,
             _vocabulary(config, engine, model),
-            max_model_len=config.max_model_len or limit,
-            mask_token_id=_mask_token(config, model),
+            max_model_len=config.max_model_len or model.info.max_position_embeddings,
+            mask_token_id=_mask_token(config, model.info),
             num_threads=config.draft_num_threads,
         )
 
@@ -99,6 +89,51 @@ class Drafter:
             "draft_weights": self.model.weight_bytes,
             "draft_kv": sum(layer.keys.nbytes + layer.values.nbytes for layer in layers),
         }
+
+
+def check(config: DraftModelConfig, engine: EngineContext) -> ProposerCapabilities:
+    """See that the model that the options name can draft as they say, before the target or it is loaded.
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+        ConfigError: it cannot be used as a drafter, or an option does not fit it.
+    """
+    assert config.model is not None  # `DraftModelConfig` asks for it
+
+    def is_a_model(_: str, directory: Path) -> None:
+        if engine.registry is not None:
+            engine.registry.check_method("draft_model", directory)
+
+    with _about_the_drafter(config):
+        info = find_target(_settings(config, engine), is_a_model).info
+    limit = info.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ConfigError(
+            f"speculative.max_model_len is {config.max_model_len}, but the drafter {config.model!r} has {limit} "
+            "positions",
+            path="speculative.max_model_len",
+        )
+    _mask_token(config, info)
+    return ProposerCapabilities(draft_probs=DraftSampler(config.draft_sample_method).needs_probs)
+
+
+@contextmanager
+def _about_the_drafter(config: DraftModelConfig) -> Iterator[None]:
+    """What is said inside about a target is said about the drafter."""
+    try:
+        yield
+    except ModelNameError as error:
+        raise error.moved("speculative.model") from error
+    except ConfigError as error:
+        if error.path == "speculative.model":
+            raise
+        raise _cannot_draft(config, error) from error
+    except SpecdecError as error:
+        raise _cannot_draft(config, error) from error
+
+
+def _cannot_draft(config: DraftModelConfig, error: SpecdecError) -> ConfigError:
+    return ConfigError(f"speculative.model: {config.model!r} cannot draft: {error}", path="speculative.model")
 
 
 def _settings(config: DraftModelConfig, engine: EngineContext) -> EngineConfig:
@@ -126,9 +161,9 @@ def _vocabulary(config: DraftModelConfig, engine: EngineContext, model: TargetMo
     return same_ids(*widths, model.tokenizer)
 
 
-def _mask_token(config: DraftModelConfig, model: TargetModel) -> int | None:
+def _mask_token(config: DraftModelConfig, info: TargetInfo) -> int | None:
     """The mask id when drafts are made in parallel."""
-    masks = [value for key in MASK_TOKEN_KEYS if (value := getattr(model.info.hf_config, key, None)) is not None]
+    masks = [value for key in MASK_TOKEN_KEYS if (value := getattr(info.hf_config, key, None)) is not None]
     if config.parallel_drafting is False or (config.parallel_drafting is None and not masks):
         return None
     if not masks:
@@ -138,10 +173,10 @@ def _mask_token(config: DraftModelConfig, model: TargetModel) -> int | None:
             path="speculative.parallel_drafting",
         )
     mask = masks[0]
-    if not isinstance(mask, int) or not 0 <= mask < model.info.vocab_size:
+    if not isinstance(mask, int) or not 0 <= mask < info.vocab_size:
         raise ConfigError(
             f"speculative.model: the mask id {mask!r} in config.json of {config.model!r} lies outside its vocabulary "
-            f"of {model.info.vocab_size} ids",
+            f"of {info.vocab_size} ids",
             path="speculative.model",
         )
     return mask

@@ -9,7 +9,7 @@ from specdec.hookspecs import hookimpl
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specdec.types import EngineContext, Identification
+    from specdec.types import EngineContext, Identification, ProposerCapabilities
     from specdec_draft_model.config import DraftModelConfig
     from specdec_draft_model.proposer import DraftModelProposer
 
@@ -28,6 +28,14 @@ def identify(checkpoint: Path) -> Identification | None:
     from specdec_draft_model.identify import identified
 
     return identified(checkpoint)
+
+
+@hookimpl
+def check(config: DraftModelConfig, engine: EngineContext) -> ProposerCapabilities:
+    """See that the drafter can be loaded and the options fit it."""
+    from specdec_draft_model.drafter import check as check_method
+
+    return check_method(config, engine)
 
 
 @hookimpl

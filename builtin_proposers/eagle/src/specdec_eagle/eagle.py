@@ -12,13 +12,13 @@ known yet, so none of them depends on the others' tokens. Their K/V is overwritt
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from specdec.drafting import Proposer
-from specdec.drafting.checkpoint import resolve_head
+from specdec.drafting.checkpoint import check_head, check_sizes, read_head_config, resolve_head
 from specdec.drafting.kit import ChainDrafter, DraftLayers, DraftSampler, SlotTable, Span, logits_in_parallel
 from specdec.drafting.token_trees import check_size
 from specdec.drafting.trees import Keys, Vocabulary, draft_trees, no_drafts, shape_of
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from specdec_eagle.config import EagleConfig
 
 
-def build(method: str, config: EagleConfig, engine: EngineContext) -> EagleProposer:
-    """Find the head for the target's architecture, load it, and make the proposer.
+def check(method: str, config: EagleConfig, engine: EngineContext) -> ProposerCapabilities:
+    """Find the head for the target's architecture and see that the checkpoint is one, before anything is loaded.
 
     Args:
         method: ``eagle`` or ``eagle3``, the first part of the head's name.
@@ -50,21 +50,51 @@ def build(method: str, config: EagleConfig, engine: EngineContext) -> EaglePropo
     Raises:
         PluginNotFoundError: no installed distribution has a head for the target's architecture.
         ModelNotFoundError: the checkpoint does not exist.
-        ModelLoadError: its files are unreadable or its tensors do not fit.
+        ModelLoadError: its files are missing or unreadable.
         PluginUnsuitableError: it was made for another target.
-        ConfigError: a tree is larger than a draft may be, or the head cannot draft as the options say.
+        ConfigError: a tree is larger than a draft may be, or the checkpoint is another method's.
     """
     assert engine.registry is not None
     check_size(config.static_tree or (), engine.num_speculative_tokens)
-    registry, name = engine.registry, f"{method}.{engine.target_info.model_type}"
-    registry.select("head", name)  # before anything is fetched
-    checkpoint = resolve_head(config.model, engine.settings.get("cache_dir"))
-    overrides = dict(config.head_config)
-    if config.parallel_drafting is not None:
-        overrides["parallel_drafting"] = config.parallel_drafting
-    head = registry.create("head", name, "draft_head", checkpoint=checkpoint, overrides=overrides, engine=engine)
+    engine.registry.select("head", _head_name(method, engine))  # before anything is fetched
+    directory = check_head(method, config.model, engine)
+    check_sizes(directory, {**read_head_config(directory), **_overrides(config)}, engine.target_info)
+    return _capabilities(config, trees=config.has_trees)
+
+
+def build(method: str, config: EagleConfig, engine: EngineContext) -> EagleProposer:
+    """Load the head and make the proposer; arguments are as for `check`.
+
+    Raises:
+        ModelLoadError: the checkpoint's tensors do not fit.
+        PluginUnsuitableError: it was made for another target.
+        ConfigError: the head cannot draft as the options say.
+    """
+    assert engine.registry is not None
+    head = engine.registry.create(
+        "head",
+        _head_name(method, engine),
+        "draft_head",
+        checkpoint=resolve_head(config.model, engine.settings.get("cache_dir")),
+        overrides=_overrides(config),
+        engine=engine,
+    )
     _check_way_of_drafting(head, config)
     return EagleProposer(head, config, engine)
+
+
+def _head_name(method: str, engine: EngineContext) -> str:
+    return f"{method}.{engine.target_info.model_type}"
+
+
+def _overrides(config: EagleConfig) -> dict[str, Any]:
+    """Keys of the head's configuration that shall be otherwise."""
+    given = config.parallel_drafting
+    return {**config.head_config, **({} if given is None else {"parallel_drafting": given})}
+
+
+def _capabilities(config: EagleConfig, *, trees: bool) -> ProposerCapabilities:
+    return ProposerCapabilities(trees=trees, draft_probs=DraftSampler(config.draft_sample_method).needs_probs)
 
 
 def _check_way_of_drafting(head: DraftHead, config: EagleConfig) -> None:
@@ -113,7 +143,7 @@ class EagleProposer(Proposer):
             next_token=True,
             lookahead_slots=self._k - 1 if shape is None else shape.num_rows(self._k),
         )
-        self.capabilities = ProposerCapabilities(trees=shape is not None, draft_probs=sampler.needs_probs)
+        self.capabilities = _capabilities(config, trees=shape is not None)
         self._chains = ChainDrafter(
             sampler,
             vocab_size=vocab_size,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from specdec.drafting import Proposer
-    from specdec.types import EngineContext, Identification
+    from specdec.types import EngineContext, Identification, ProposerCapabilities
     from specdec_eagle.config import EagleConfig
 
 METHOD = "eagle"
@@ -22,6 +22,14 @@ def config_class() -> type:
     from specdec_eagle.config import EagleConfig
 
     return EagleConfig
+
+
+@hookimpl
+def check(config: EagleConfig, engine: EngineContext) -> ProposerCapabilities:
+    """See that the head fits the target."""
+    from specdec_eagle.eagle import check as check_method
+
+    return check_method(METHOD, config, engine)
 
 
 @hookimpl

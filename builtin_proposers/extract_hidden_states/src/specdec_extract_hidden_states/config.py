@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import field, frozen
 
 from specdec.config.sizes import Size
 from specdec.config.validators import Check, as_tuple, boolean, choice, size, text
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, PluginUnsuitableError
+
+if TYPE_CHECKING:
+    from specdec.types import TargetInfo
 
 
 def _is_layers(value: object) -> bool:
@@ -45,3 +48,19 @@ class ExtractConfig:
                 "write: name layers, for example [2, 5], or set final_hidden_states to true.",
                 path="speculative.layers",
             )
+
+
+def check_layers(config: ExtractConfig, info: TargetInfo) -> None:
+    """Refuse layers that the target does not have.
+
+    Raises:
+        PluginUnsuitableError: names them.
+    """
+    beyond = [layer for layer in config.layers if layer >= info.num_layers]
+    if beyond:
+        raise PluginUnsuitableError(
+            f"speculative.layers has {', '.join(map(str, beyond))}, but {info.model!r} has layers 0 to "
+            f"{info.num_layers - 1}.",
+            kind="proposer",
+            name="extract_hidden_states",
+        )

@@ -11,7 +11,7 @@ from attrs import define, field
 
 from specdec.config import parse_size
 from specdec.drafting import Proposer
-from specdec.errors import InvalidRequestError, PluginUnsuitableError
+from specdec.errors import InvalidRequestError
 from specdec.types import Draft, Needs, ProposerCapabilities
 from specdec_extract_hidden_states.shards import ShardWriter
 
@@ -55,14 +55,6 @@ class HiddenStatesExtractor(Proposer):
 
     def __init__(self, config: ExtractConfig, engine: EngineContext) -> None:
         info = engine.target_info
-        beyond = [layer for layer in config.layers if layer >= info.num_layers]
-        if beyond:
-            raise PluginUnsuitableError(
-                f"speculative.layers has {', '.join(map(str, beyond))}, but {info.model!r} has layers 0 to "
-                f"{info.num_layers - 1}.",
-                kind="proposer",
-                name="extract_hidden_states",
-            )
         self.needs = Needs(every_step=True, hidden_states=config.final_hidden_states, aux_layers=config.layers)
         self.capabilities = ProposerCapabilities(keeps_finished_requests=True)
         self.request_options = (RECORD_ID,)

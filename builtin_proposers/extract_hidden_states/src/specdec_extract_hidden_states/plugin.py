@@ -21,6 +21,14 @@ def config_class() -> type:
 
 
 @hookimpl
+def check(config: ExtractConfig, engine: EngineContext) -> None:
+    """See that the target has the layers."""
+    from specdec_extract_hidden_states.config import check_layers
+
+    check_layers(config, engine.target_info)
+
+
+@hookimpl
 def propose(config: ExtractConfig, engine: EngineContext) -> HiddenStatesExtractor:
     """Build the proposer."""
     from specdec_extract_hidden_states.extract import HiddenStatesExtractor

@@ -8,26 +8,27 @@ Head i sees the final hidden state f behind which the newest token was sampled, 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from specdec.drafting.checkpoint import HeadCheckpoint
-from specdec.drafting.head_loading import check_target
+from specdec.drafting.checkpoint import HeadCheckpoint, check_target, read_head_config
 from specdec.drafting.modules import linear, moved, target_output, target_output_rows
-from specdec.drafting.tensor_names import tensor_names
+from specdec.drafting.tensor_names import tensor_shapes
 from specdec.drafting.vocabulary import target_ids_of
 from specdec.errors import ModelLoadError
+from specdec.types import Identification
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from specdec.drafting.checkpoint import Shape
     from specdec.target.model import TargetModel
+    from specdec.types import TargetInfo
 
 WEIGHT_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "*.safetensors", "pytorch_model*.bin")
 
@@ -98,13 +99,9 @@ def load_heads(directory: Path, target: TargetModel) -> tuple[MedusaHeads, int]:
     checkpoint = HeadCheckpoint(directory, _renaming(directory), WEIGHT_FILES)
     shapes, info = checkpoint.shapes, target.info
     num_heads = checkpoint.number_of("blocks")
-    if not num_heads:
-        raise ModelLoadError(f"{directory}: holds no Medusa heads (no tensor like '0.0.linear.weight')")
+    width = _checked_width(directory, checkpoint.config, shapes, info)
     num_blocks = [checkpoint.number_of(f"blocks.{i}") for i in range(num_heads)]
-    width = next(shape[1] for name, shape in shapes.items() if name.startswith("blocks.") and len(shape) == 2)
     mapped = next((shapes[name][0] for name in ("d2t", "token_map") if name in shapes), None)
-    stored = int(checkpoint.config.get("vocab_size") or info.vocab_size)
-    check_target(directory, target, hidden_size=(width, info.hidden_size), vocabulary=(stored, info.vocab_size))
     required, optional = _shapes(num_blocks, width)
     names = [f"outputs.{i}.weight" for i in range(num_heads)]
     names = names if any(name in shapes for name in names) else [name for name in ("output.weight",) if name in shapes]
@@ -123,6 +120,39 @@ def load_heads(directory: Path, target: TargetModel) -> tuple[MedusaHeads, int]:
     return MedusaHeads(blocks, outputs, ids), sum(tensor.nbytes for tensor in tensors.values())
 
 
+def check_heads(directory: Path, info: TargetInfo) -> None:
+    """Refuse heads of another target by the shapes of their tensors, which are not read.
+
+    Raises:
+        ModelLoadError: there are no heads.
+        PluginUnsuitableError: they were made for another target.
+    """
+    rename = _renaming(directory)
+    named = {rename(name): shape for name, shape in tensor_shapes(directory, WEIGHT_FILES).items()}
+    _checked_width(directory, read_head_config(directory), {name: shape for name, shape in named.items() if name}, info)
+
+
+def identified(directory: Path) -> Identification:
+    """Of a directory whose ``config.json`` is that of Medusa heads: whether there is a whole model beside them."""
+    names = list(tensor_shapes(directory))
+    inside = [name for name in names if name.startswith(_INSIDE_MODEL)]
+    return Identification(
+        method="medusa",
+        reason="its config.json is that of Medusa heads",
+        language_model=bool(inside) and len(inside) < len(names),
+    )
+
+
+def _checked_width(directory: Path, config: Mapping[str, Any], shapes: Mapping[str, Shape], info: TargetInfo) -> int:
+    """The width of the hidden states that heads take, after a check that the target has as many."""
+    width = next((shape[1] for name, shape in shapes.items() if name.startswith("blocks.") and len(shape) == 2), None)
+    if width is None:
+        raise ModelLoadError(f"{directory}: holds no Medusa heads (no tensor like '0.0.linear.weight')")
+    stored = int(config.get("vocab_size") or info.vocab_size)
+    check_target(directory, info, hidden_size=(width, info.hidden_size), vocabulary=(stored, info.vocab_size))
+    return width
+
+
 def _shapes(num_blocks: Sequence[int], width: int) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Names and shapes of the blocks' tensors: those that must be there and those that may."""
     places = [f"blocks.{i}.{j}" for i, count in enumerate(num_blocks) for j in range(count)]
@@ -133,7 +163,7 @@ def _shapes(num_blocks: Sequence[int], width: int) -> tuple[dict[str, Shape], di
 
 def _renaming(directory: Path) -> Callable[[str], str | None]:
     """Gives the names used here; where heads lie beside the target's tensors, only the heads'."""
-    inside = any(name.startswith(_INSIDE_MODEL) for name in tensor_names(directory))
+    inside = any(name.startswith(_INSIDE_MODEL) for name in tensor_shapes(directory))
 
     def rename(name: str) -> str | None:
         if inside and not name.startswith(_INSIDE_MODEL):

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from specdec.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from specdec.drafting import Proposer
-    from specdec.types import EngineContext
+    from specdec.types import EngineContext, Identification, ProposerCapabilities
     from specdec_medusa.config import MedusaConfig
 
 
@@ -18,6 +20,22 @@ def config_class() -> type:
     from specdec_medusa.config import MedusaConfig
 
     return MedusaConfig
+
+
+@hookimpl
+def identify(checkpoint: Path) -> Identification | None:
+    """Recognise heads, alone or beside the tensors of their target."""
+    from specdec_medusa.heads import identified
+
+    return identified(checkpoint)
+
+
+@hookimpl
+def check(config: MedusaConfig, engine: EngineContext) -> ProposerCapabilities:
+    """See that the heads fit the target."""
+    from specdec_medusa.medusa import check as check_method
+
+    return check_method(config, engine)
 
 
 @hookimpl

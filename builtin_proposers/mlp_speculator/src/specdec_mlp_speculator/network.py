@@ -10,14 +10,14 @@ mean square (no mean is subtracted), and has a weight and a bias.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from specdec.drafting.checkpoint import HeadCheckpoint
-from specdec.drafting.head_loading import check_target
+from specdec.drafting.checkpoint import HeadCheckpoint, check_target
 from specdec.drafting.modules import linear, moved
+from specdec.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from specdec.drafting.checkpoint import Shape
     from specdec.target.model import TargetModel
+    from specdec.types import TargetInfo
 
 EPS = 1e-6
 
@@ -95,6 +96,24 @@ class MlpSpeculator:
         return normalized(hidden_states) / 2**0.5 if self._scale_input else hidden_states
 
 
+def check_network(directory: Path, config: Mapping[str, Any], info: TargetInfo) -> int:
+    """Refuse a speculator whose configuration has sizes of another target.
+
+    Returns:
+        The width of the hidden states it takes.
+
+    Raises:
+        ModelLoadError: the configuration does not say the width.
+        PluginUnsuitableError: both sizes are named.
+    """
+    width = config.get("emb_dim") or config.get("hidden_size")
+    if not width:
+        raise ModelLoadError(f"{directory}: its configuration has no 'emb_dim'")
+    stored = int(config.get("vocab_size") or info.vocab_size)
+    check_target(directory, info, hidden_size=(int(width), info.hidden_size), vocabulary=(stored, info.vocab_size))
+    return int(width)
+
+
 def load_network(directory: Path, target: TargetModel) -> MlpSpeculator:
     """Load a speculator.
 
@@ -108,9 +127,7 @@ def load_network(directory: Path, target: TargetModel) -> MlpSpeculator:
     """
     checkpoint = HeadCheckpoint(directory, lambda name: name.removeprefix("speculator."))
     config, info = checkpoint.config, target.info
-    width = int(config.get("emb_dim") or config.get("hidden_size") or checkpoint.require("emb_dim"))
-    stored = int(config.get("vocab_size") or info.vocab_size)
-    check_target(directory, target, hidden_size=(width, info.hidden_size), vocabulary=(stored, info.vocab_size))
+    width = check_network(directory, config, info)
     inner, count = int(config.get("inner_dim") or width), int(checkpoint.require("n_predict"))
     shapes = [_shapes(i, width, inner, info.vocab_size) for i in range(count)]
     tied = bool(config.get("tie_weights"))

@@ -8,7 +8,7 @@ from specdec.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from specdec.drafting import Proposer
-    from specdec.types import EngineContext
+    from specdec.types import EngineContext, ProposerCapabilities
     from specdec_mlp_speculator.config import MlpSpeculatorConfig
 
 
@@ -18,6 +18,14 @@ def config_class() -> type:
     from specdec_mlp_speculator.config import MlpSpeculatorConfig
 
     return MlpSpeculatorConfig
+
+
+@hookimpl
+def check(config: MlpSpeculatorConfig, engine: EngineContext) -> ProposerCapabilities:
+    """See that the network fits the target."""
+    from specdec_mlp_speculator.speculator import check as check_method
+
+    return check_method(config, engine)
 
 
 @hookimpl

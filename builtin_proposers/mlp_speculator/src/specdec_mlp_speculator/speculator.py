@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from specdec.drafting import Proposer
-from specdec.drafting.checkpoint import resolve_head
+from specdec.drafting.checkpoint import check_head, read_head_config, resolve_head
 from specdec.drafting.kit import ChainDrafter, DraftSampler
 from specdec.drafting.last_states import last_states
 from specdec.drafting.token_trees import check_size, in_order
 from specdec.drafting.trees import DynamicShape, Keys, StaticShape, TreeShape, Vocabulary, draft_trees, no_drafts
 from specdec.types import Needs, ProposerCapabilities
-from specdec_mlp_speculator.network import load_network
+from specdec_mlp_speculator.network import check_network, load_network
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,13 +26,29 @@ if TYPE_CHECKING:
     from specdec_mlp_speculator.config import MlpSpeculatorConfig
     from specdec_mlp_speculator.network import MlpSpeculator
 
+METHOD = "mlp_speculator"
+
+
+def check(config: MlpSpeculatorConfig, engine: EngineContext) -> ProposerCapabilities:
+    """See that the checkpoint is a network for the target, before anything is loaded.
+
+    Raises:
+        ModelNotFoundError: it does not exist.
+        ModelLoadError: its files are missing or unreadable.
+        PluginUnsuitableError: it was made for another target.
+        ConfigError: it is another method's.
+    """
+    directory = check_head(METHOD, config.model, engine)
+    check_network(directory, read_head_config(directory), engine.target_info)
+    draws = DraftSampler(config.draft_sample_method).needs_probs
+    return ProposerCapabilities(trees=config.has_trees, draft_probs=draws)
+
 
 def build(config: MlpSpeculatorConfig, engine: EngineContext) -> MlpSpeculatorProposer:
     """Load the network and make the proposer.
 
     Raises:
-        ModelNotFoundError: the checkpoint does not exist.
-        ModelLoadError: its files are unreadable or its tensors do not fit.
+        ModelLoadError: the checkpoint's tensors do not fit.
         PluginUnsuitableError: it was made for another target.
         ConfigError: the tree is larger than a draft may be.
     """

@@ -98,29 +98,28 @@ def nested(settings: list[Setting]) -> dict[str, Any]:
 
 
 def check_plugins(config: EngineConfig, sources: Mapping[str, str]) -> tuple[Any, list[str]]:
-    """Let the selected method and verifier check their own options.
+    """Let the selected plugins check their own options.
 
     Returns:
-        The method's configuration, None without a method; and what the two plugins want to be known (the ``NOTICE`` of
-        their configuration classes).
+        The method's configuration, None without a method; and what method and verifier want to be known (the ``NOTICE``
+        of their configuration classes).
 
     Raises:
         SpecdecError: a plugin is not installed, or refuses an option.
     """
     from specdec.registry import Registry
+    from specdec.registry.selection import select_plugins
 
-    registry = Registry(config.plugins)
-    speculative = config.speculative
-    method = None
+    method = None if config.speculative is None else config.speculative.method
     try:
-        verifier = registry.plugin_config("verifier", config.verifier, config.verifier_options)
-        if speculative is not None and speculative.method is not None:
-            model = {} if speculative.model is None else {"model": speculative.model}
-            method = registry.plugin_config("proposer", speculative.method, {**speculative.options, **model})
+        selected = select_plugins(config, Registry(config.plugins), method)
     except ConfigError as error:
         raise placed(error, sources) from error
-    chosen = [("verifier", config.verifier, verifier), ("method", speculative.method if speculative else None, method)]
-    return method, [f"{kind} {name}: {own.NOTICE}" for kind, name, own in chosen if hasattr(own, "NOTICE")]
+    pairs = [("verifier", selected.verifier), ("method", selected.method)]
+    notices = [
+        f"{kind} {one.name}: {one.options.NOTICE}" for kind, one in pairs if one and hasattr(one.options, "NOTICE")
+    ]
+    return None if selected.method is None else selected.method.options, notices
 
 
 def method_defaults(method: Any, config: EngineConfig) -> list[Setting]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec.errors import ModelLoadError, ModelNotFoundError
+from specdec.drafting.tensor_names import WEIGHT_FILES
+from specdec.drafting.tensor_names import Shape as Shape
+from specdec.errors import ModelLoadError, ModelNotFoundError, PluginUnsuitableError
 from specdec.target.loading import check_weight_files
 from specdec.target.resolve import resolve_model
 
@@ -17,16 +19,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from specdec.types import EngineContext, TargetInfo
+
+MODEL_OPTION = "speculative.model"
+"""The setting that names a head."""
+
 CONFIG_FILES = ("config.json", "params.json")
 """Hugging Face's configuration, and that of Mistral's native format."""
 
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-"""Files that may hold a head's weights; of the first pattern that fits all are read."""
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 NESTED_TABLES = ("model", "transformer_layer_config")
 """Tables of a configuration whose keys belong to the head's layers."""
-
-Shape = tuple[int, ...]
 
 
 def resolve_head(name: str, cache_dir: str | None = None) -> Path:
@@ -42,7 +46,75 @@ def resolve_head(name: str, cache_dir: str | None = None) -> Path:
     path = Path(name).expanduser()
     if path.is_dir() and any((path / file).is_file() for file in CONFIG_FILES):
         return path
-    return resolve_model(name, cache_dir).path
+    found = resolve_model(name, cache_dir, option=MODEL_OPTION)
+    if found.kind == "gguf":
+        problem = f"{name!r} is a GGUF file, which holds a whole language model; give the directory of a head"
+        raise ModelNotFoundError(problem, option=MODEL_OPTION)
+    return found.path
+
+
+def check_head(method: str, name: str, engine: EngineContext, patterns: Sequence[str] = WEIGHT_FILES) -> Path:
+    """Find a head and see that it is one for the method, without reading weights: for the hook `check`.
+
+    Whether it was made for the target say `check_sizes` or, with other names for the sizes, `check_target`.
+
+    Args:
+        method: which is to use the head.
+        name: what the user gave as ``speculative.model``.
+        engine: facts about the engine; its target need not be loaded.
+        patterns: where weights may be; see `specdec.drafting.tensor_names.WEIGHT_FILES`.
+
+    Returns:
+        The head's directory.
+
+    Raises:
+        ModelNotFoundError: nothing is there under this name.
+        ConfigError: it is a checkpoint of another method.
+        ModelLoadError: its configuration cannot be read, or there are no weights.
+    """
+    directory = resolve_head(name, engine.settings.get("cache_dir"))
+    holds_weights = any(file.suffix in WEIGHT_SUFFIXES for file in directory.iterdir())
+    if engine.registry is not None and holds_weights:  # without any, other methods know it by its configuration alone
+        engine.registry.check_method(method, directory)
+    weight_files(directory, patterns)
+    return directory
+
+
+def check_sizes(directory: Path, config: Mapping[str, Any], info: TargetInfo) -> None:
+    """Refuse a head whose configuration has sizes of another target; what it does not say is not compared.
+
+    Raises:
+        PluginUnsuitableError: both sizes are named.
+    """
+    hidden_size = config.get("target_hidden_size") or config.get("hidden_size") or info.hidden_size
+    vocab_size = config.get("vocab_size") or info.vocab_size
+    sizes = {"hidden_size": (int(hidden_size), info.hidden_size), "vocabulary": (int(vocab_size), info.vocab_size)}
+    check_target(directory, info, **sizes)
+
+
+def check_target(directory: Path, info: TargetInfo, **sizes: tuple[int, int]) -> None:
+    """Refuse a head that was made for another target.
+
+    Args:
+        directory: the checkpoint.
+        info: the target.
+        sizes: the head's and the target's number, by what they count.
+
+    Raises:
+        PluginUnsuitableError: numbers differ; all are named.
+    """
+    reasons = [
+        f"{what.replace('_', ' ')} {own} where the target has {wanted}"
+        for what, (own, wanted) in sizes.items()
+        if own != wanted
+    ]
+    if reasons:
+        raise PluginUnsuitableError(
+            f"the head {directory} was made for another target than {info.model!r}: {'; '.join(reasons)}. Set "
+            f"{MODEL_OPTION} to a head for this target",
+            kind="head",
+            reasons=reasons,
+        )
 
 
 def read_head_config(directory: Path) -> dict[str, Any]:
@@ -57,7 +129,7 @@ def read_head_config(directory: Path) -> dict[str, Any]:
     """
     file = next((directory / name for name in CONFIG_FILES if (directory / name).is_file()), None)
     if file is None:
-        raise ModelNotFoundError(f"{directory} holds no {' or '.join(CONFIG_FILES)}")
+        raise ModelNotFoundError(f"{directory} holds no {' or '.join(CONFIG_FILES)}", option=MODEL_OPTION)
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -150,14 +222,23 @@ class HeadCheckpoint:
         return {name: self._tensors[name] for name in expected if name in found}
 
 
-def _read(directory: Path, patterns: Sequence[str]) -> dict[str, Tensor]:
+def weight_files(directory: Path, patterns: Sequence[str] = WEIGHT_FILES) -> list[Path]:
+    """The files that hold a head's weights.
+
+    Raises:
+        ModelLoadError: there are none, or a safetensors file is not whole.
+    """
     files = next((found for pattern in patterns if (found := sorted(directory.glob(pattern)))), None)
     if files is None:
         raise ModelLoadError(f"{directory}: holds no weights (looked for {' and '.join(patterns)})")
     if files[0].suffix == ".safetensors":
         check_weight_files(directory)
+    return files
+
+
+def _read(directory: Path, patterns: Sequence[str]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for file in files:
+    for file in weight_files(directory, patterns):
         tensors |= _read_file(file)
     return tensors
 

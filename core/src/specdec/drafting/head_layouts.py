@@ -8,8 +8,8 @@ from attrs import frozen
 
 from specdec.drafting.aux_layers import aux_boundaries
 from specdec.drafting.base import MaskRow
+from specdec.drafting.checkpoint import check_sizes
 from specdec.drafting.head_loading import (
-    check_target,
     load_vocabulary,
     optional_norm,
     vocabulary_shapes,
@@ -104,13 +104,9 @@ def load_predicting_head(
         ModelLoadError: tensors are missing, surplus or of another shape, or the configuration contradicts them.
         PluginUnsuitableError: the head was made for another target.
     """
-    width, eps, directory = layers.hidden_size, layers.eps, checkpoint.directory
-    check_target(
-        directory,
-        target,
-        hidden_size=(width, target.info.hidden_size),
-        vocabulary=(int(checkpoint.require("vocab_size")), target.info.vocab_size),
-    )
+    width, eps = layers.hidden_size, layers.eps
+    checkpoint.require("vocab_size")
+    check_sizes(checkpoint.directory, checkpoint.config, target.info)
     num_layers = max(1, checkpoint.number_of("layers"))
     required: dict[str, Shape] = {"fc.weight": (width, 2 * width)}
     optional: dict[str, Shape] = {"fc.bias": (width,), **vocabulary_shapes(checkpoint, width, target)}
@@ -180,12 +176,8 @@ def load_fusing_head(checkpoint: HeadCheckpoint, layers: LayerReader, target: Ta
     config, shapes, directory = checkpoint.config, checkpoint.shapes, checkpoint.directory
     width, eps = layers.hidden_size, layers.eps
     target_width = int(config.get("target_hidden_size") or width)
-    check_target(
-        directory,
-        target,
-        hidden_size=(target_width, target.info.hidden_size),
-        vocabulary=(int(checkpoint.require("vocab_size")), target.info.vocab_size),
-    )
+    checkpoint.require("vocab_size")
+    check_sizes(directory, config, target.info)
     joins = bool(_setting(config, "use_aux_hidden_state", True))
     count = shapes["fc.weight"][1] // target_width if joins and "fc.weight" in shapes else 1
     num_layers = max(1, checkpoint.number_of("layers"))

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from specdec.drafting.checkpoint import check_target
 from specdec.drafting.layers import ACTIVATIONS, LlamaLayer, LlamaWeights
 from specdec.drafting.modules import embedding, linear, rms_norm, target_embedding, target_output, target_output_rows
 from specdec.drafting.recurrent import Vocabulary
 from specdec.drafting.vocabulary import target_ids_of
-from specdec.errors import ModelLoadError, PluginUnsuitableError
+from specdec.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from torch import Tensor, nn
 
@@ -138,30 +138,6 @@ def optional_norm(tensors: Mapping[str, Tensor], name: str | None, eps: float) -
     return None if weight is None else rms_norm(weight, eps)
 
 
-def check_target(directory: Path, target: TargetModel, **sizes: tuple[int, int]) -> None:
-    """Refuse a head that was made for another target.
-
-    Args:
-        directory: the checkpoint.
-        target: the target.
-        sizes: the head's and the target's number, by what they count.
-
-    Raises:
-        PluginUnsuitableError: numbers differ; all are named.
-    """
-    reasons = [
-        f"{what.replace('_', ' ')} {own} where the target has {wanted}"
-        for what, (own, wanted) in sizes.items()
-        if own != wanted
-    ]
-    if reasons:
-        raise PluginUnsuitableError(
-            f"the head {directory} was made for another target than {target.info.model!r}: {'; '.join(reasons)}",
-            kind="head",
-            reasons=reasons,
-        )
-
-
 def vocabulary_shapes(checkpoint: HeadCheckpoint, width: int, target: TargetModel) -> dict[str, Shape]:
     """Names and shapes of the tensors that `load_vocabulary` takes, for `HeadCheckpoint.take`.
 
@@ -207,7 +183,7 @@ def load_vocabulary(
     vocab_size, size = target.info.vocab_size, draft_vocab_size(checkpoint, target)
     target_ids = target_ids_of(tensors, size, vocab_size, checkpoint.directory)
     if "embed_tokens.weight" not in tensors or "lm_head.weight" not in tensors:
-        check_target(checkpoint.directory, target, hidden_size=(width, target.info.hidden_size))
+        check_target(checkpoint.directory, target.info, hidden_size=(width, target.info.hidden_size))
     table = tensors.get("embed_tokens.weight")
     head = tensors.get("lm_head.weight")
     if head is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -14,6 +14,7 @@ from specdec.engine.plugins import make_constraints
 from specdec.engine.scheduler import Scheduler
 from specdec.errors import CapacityError, ConfigError, DraftLengthError, PluginUnsuitableError
 from specdec.registry import Registry
+from specdec.registry.selection import select_plugins
 from specdec.runner.batch import BatchBuilder
 from specdec.runner.commit import Committer
 from specdec.runner.drafting import Drafting
@@ -24,12 +25,15 @@ from specdec.sampling.sampler import use_backend, warm_up
 from specdec.types import EngineContext, Needs
 
 if TYPE_CHECKING:
+    import torch
+
     from specdec.config import EngineConfig, SpeculativeConfig
     from specdec.control import Control
     from specdec.drafting.base import Proposer
     from specdec.engine.constraints import Constraints
     from specdec.metrics.loggers import StatLogger
-    from specdec.target.model import TargetModel
+    from specdec.target.model import FoundTarget, TargetModel
+    from specdec.types import ProposerCapabilities
     from specdec.verify.base import Verifier
 
 logger = logging.getLogger(__name__)
@@ -65,29 +69,31 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     import torch
 
     from specdec.cpu.library import keep_in
-    from specdec.target.model import load_target
+    from specdec.target.model import find_target, load_target
 
     keep_in(config.cache_dir)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     registry = Registry(config.plugins)
-    method, options = _select_method(config, registry) if proposer is None else (None, None)
-    target = load_target(config)
-    bytes_per_token = target.kv_bytes_per_token()
-    context = _context(config, registry, target, _max_model_len(config, target, bytes_per_token))
+    selection = select_plugins(config, registry, _method(config, registry) if proposer is None else None)
+    found = find_target(config, registry.check_target)
+    context = _context(config, registry, found)
     verifier: Verifier = registry.create(
-        "verifier",
-        config.verifier,
-        "verify",
-        config=registry.plugin_config("verifier", config.verifier, dict(config.verifier_options)),
-        engine=context,
+        "verifier", config.verifier, "verify", config=selection.verifier.options, engine=context
     )
-    label = f"proposer {type(proposer).__name__}"
+    method = selection.method
+    label = f"proposer {type(proposer).__name__}" if method is None else registry.describe("proposer", method.name)
     if method is not None:
-        proposer = registry.create("proposer", method, "propose", config=options, engine=context)
-        label = registry.describe("proposer", method)
+        drafts = registry.check(method.name, method.options, context)
+        if drafts is not None:
+            _check_pair(drafts, label, verifier)
+    target = load_target(config, found)
+    bytes_per_token = target.kv_bytes_per_token()
+    context = _loaded(context, target, _max_model_len(config, target, bytes_per_token))
+    if method is not None:
+        proposer = registry.create("proposer", method.name, "propose", config=method.options, engine=context)
     if proposer is not None:
-        _check_pair(proposer, verifier)
+        _check_pair(proposer.capabilities, label, verifier)
         if config.speculative is not None:
             k = _draft_length(config.speculative, proposer, label)
             config = attrs.evolve(config, speculative=attrs.evolve(config.speculative, num_speculative_tokens=k))
@@ -95,7 +101,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
         if own_bytes := proposer.kv_bytes_per_token():
             bytes_per_token += own_bytes
             context = attrs.evolve(context, max_model_len=_max_model_len(config, target, bytes_per_token))
-    num_blocks = _num_blocks(config, target, bytes_per_token)
+    num_blocks = _num_blocks(config, bytes_per_token)
     needs = Needs() if proposer is None else proposer.needs
     trees = proposer is not None and proposer.capabilities.trees
     requirements = target.requirements(config.block_size, trees=trees)
@@ -106,7 +112,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     warm_up(target.device)
     if proposer is not None:
         proposer.load(target)
-    constraints = make_constraints(config, registry, context, proposer)
+    constraints = make_constraints(config, selection, registry, context, proposer)
     pipeline = LogitsPipeline(target.info.vocab_size, target.device, constraints.processors)
     kv_cache = KVCacheManager(
         num_blocks,
@@ -146,81 +152,87 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
         constraints=constraints,
         drafting=None
         if proposer is None
-        else _drafting(config, context, proposer, method or _given_name(config), label),
+        else _drafting(config, context, proposer, method.name if method else _given_name(config), label),
         stat_loggers=tuple(
-            registry.create(
-                "stat_logger",
-                name,
-                "stat_logger",
-                config=registry.plugin_config("stat_logger", name, {}),
-                engine=context,
-            )
-            for name in config.stat_loggers
+            registry.create("stat_logger", chosen.name, "stat_logger", config=chosen.options, engine=context)
+            for chosen in selection.stat_loggers
         ),
     )
 
 
-def _select_method(config: EngineConfig, registry: Registry) -> tuple[str | None, Any]:
-    """The proposer's name and its validated options, before the model is loaded, so that a typo costs nothing."""
-    if config.speculative is None:
-        return None, None
-    method = config.speculative.method
-    if method is None:
-        from specdec.target.resolve import resolve_model
+def _method(config: EngineConfig, registry: Registry) -> str | None:
+    """The proposer's name, as given or as the checkpoint tells; None without speculation."""
+    speculative = config.speculative
+    if speculative is None or speculative.method is not None:
+        return None if speculative is None else speculative.method
+    from specdec.target.resolve import resolve_model
 
-        if config.speculative.model is None:
-            raise ConfigError(
-                "speculative has neither method nor model; set speculative.method (for example 'ngram') or "
-                "speculative.model to a head's or draft model's checkpoint",
-                path="speculative.method",
-            )
-        found = registry.identify(resolve_model(config.speculative.model, config.cache_dir).path)
-        logger.info("speculative.method is %r: %s", found.method, found.reason)
-        method = found.method
-    options = dict(config.speculative.options)
-    if config.speculative.model is not None:
-        options["model"] = config.speculative.model
-    return method, registry.plugin_config("proposer", method, options)
+    assert speculative.model is not None  # `SpeculativeConfig` asks for one of the two
+    found = registry.identify(resolve_model(speculative.model, config.cache_dir, option="speculative.model").path)
+    logger.info("speculative.method is %r: %s", found.method, found.reason)
+    return found.method
 
 
-def _context(config: EngineConfig, registry: Registry, target: TargetModel, max_model_len: int) -> EngineContext:
-    return EngineContext(
-        target_info=target.info,
-        device=target.device.type,
-        dtype=str(target.dtype).removeprefix("torch."),
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        num_speculative_tokens=config.speculative.most_draft_tokens if config.speculative else 0,
-        block_size=config.block_size,
-        seed=config.seed,
-        target=target,
-        tokenizer=target.tokenizer,
-        settings=attrs.asdict(config),
-        registry=registry,
-    )
+def _context(config: EngineConfig, registry: Registry, found: FoundTarget) -> EngineContext:
+    """What is known before the target is loaded.
 
-
-def _num_blocks(config: EngineConfig, target: TargetModel, bytes_per_token: int) -> int:
-    """How many blocks ``kv_cache_memory`` pays for; more memory than the machine has is refused."""
-    wanted = parse_size(config.kv_cache_memory)
-    if target.device.type == "cpu":
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if wanted > memory:
-            raise CapacityError(
-                f"kv_cache_memory {format_size(wanted)} is more than this machine's memory, {format_size(memory)}"
-            )
-    return wanted // (bytes_per_token * config.block_size)
-
-
-def _max_model_len(config: EngineConfig, target: TargetModel, bytes_per_token: int) -> int:
-    """The longest sequence that the model and the KV cache both hold."""
-    fits = _num_blocks(config, target, bytes_per_token) * config.block_size
-    limit = target.info.max_position_embeddings
+    Raises:
+        ConfigError: ``max_model_len`` is more than the target has positions.
+        CapacityError: ``kv_cache_memory`` is more than the machine has.
+    """
+    _check_memory(config, found.device)
+    limit = found.info.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but the model {config.model!r} has {limit} positions",
             path="max_model_len",
         )
+    return EngineContext(
+        target_info=found.info,
+        device=found.device.type,
+        dtype=found.dtype_name,
+        max_model_len=config.max_model_len or limit,
+        max_num_seqs=config.max_num_seqs,
+        num_speculative_tokens=config.speculative.most_draft_tokens if config.speculative else 0,
+        block_size=config.block_size,
+        seed=config.seed,
+        settings=attrs.asdict(config),
+        registry=registry,
+    )
+
+
+def _loaded(context: EngineContext, target: TargetModel, max_model_len: int) -> EngineContext:
+    """The same with the target."""
+    return attrs.evolve(
+        context,
+        target_info=target.info,
+        dtype=str(target.dtype).removeprefix("torch."),
+        max_model_len=max_model_len,
+        target=target,
+        tokenizer=target.tokenizer,
+    )
+
+
+def _check_memory(config: EngineConfig, device: torch.device) -> None:
+    """Refuse more K/V than the machine has memory."""
+    wanted = parse_size(config.kv_cache_memory)
+    if device.type == "cpu":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if wanted > memory:
+            raise CapacityError(
+                f"kv_cache_memory {format_size(wanted)} is more than this machine's memory, {format_size(memory)}"
+            )
+
+
+def _num_blocks(config: EngineConfig, bytes_per_token: int) -> int:
+    """How many blocks ``kv_cache_memory`` pays for."""
+    return parse_size(config.kv_cache_memory) // (bytes_per_token * config.block_size)
+
+
+def _max_model_len(config: EngineConfig, target: TargetModel, bytes_per_token: int) -> int:
+    """The longest sequence that the model and the KV cache both hold."""
+    fits = _num_blocks(config, bytes_per_token) * config.block_size
+    limit = target.info.max_position_embeddings
     wanted = config.max_model_len or limit
     if fits >= wanted:
         return wanted
@@ -240,18 +252,19 @@ def _max_model_len(config: EngineConfig, target: TargetModel, bytes_per_token: i
     return fits
 
 
-def _check_pair(proposer: Proposer, verifier: Verifier) -> None:
+def _check_pair(drafts: ProposerCapabilities, label: str, verifier: Verifier) -> None:
     """Refuse a proposer whose drafts the verifier does not take."""
-    if proposer.capabilities.trees and not verifier.accepts_trees:
+    if drafts.trees and not verifier.accepts_trees:
         raise PluginUnsuitableError(
-            f"the proposer {type(proposer).__name__} drafts trees, which the verifier {verifier.name!r} does not take",
+            f"the {label} drafts trees, which the verifier {verifier.name!r} does not take: choose another verifier, "
+            "such as 'match'",
             kind="verifier",
             name=verifier.name,
         )
-    if verifier.needs_draft_probs and not proposer.capabilities.draft_probs:
+    if verifier.needs_draft_probs and not drafts.draft_probs:
         raise PluginUnsuitableError(
-            f"the verifier {verifier.name!r} needs draft probabilities, which the proposer {type(proposer).__name__} "
-            "does not give; use verifier 'match'",
+            f"the verifier {verifier.name!r} needs draft probabilities, which the {label} does not give; use verifier "
+            "'match'",
             kind="verifier",
             name=verifier.name,
         )

@@ -1,12 +1,13 @@
-"""Makes an engine's grammar backend and logits processors from its configuration."""
+"""Makes an engine's grammar backend and logits processors from what its configuration selects."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from specdec.engine.constraints import Constraints
-from specdec.errors import ConfigError, InvalidRequestError
+from specdec.errors import InvalidRequestError
 from specdec.grammar.service import GrammarService
+from specdec.registry.selection import Chosen
 from specdec.sampling.custom import NamedProcessor
 
 if TYPE_CHECKING:
@@ -14,47 +15,44 @@ if TYPE_CHECKING:
     from specdec.drafting.base import Proposer
     from specdec.grammar.interface import GrammarBackend
     from specdec.registry import Registry
+    from specdec.registry.selection import Selection
     from specdec.types import EngineContext
 
 
 def make_constraints(
-    config: EngineConfig, registry: Registry, context: EngineContext, proposer: Proposer | None = None
+    config: EngineConfig,
+    selection: Selection,
+    registry: Registry,
+    context: EngineContext,
+    proposer: Proposer | None = None,
 ) -> Constraints:
     """The grammar service and the logits processors of an engine.
 
     Raises:
-        ConfigError: options for a processor that is not selected, or refused options.
+        ConfigError: a plugin refuses the target.
         PluginError: a plugin that was named cannot be used.
     """
-    grammars = GrammarService(lambda: _backend(config, registry, context))
-    if config.grammar_backend != "auto":
+    grammars = GrammarService(lambda: _backend(config, selection.grammar, registry, context))
+    if selection.grammar is not None:
         grammars.backend()
-    return Constraints(context.target_info, grammars, _processors(config, registry, context), proposer)
+    processors = [_processor(chosen, registry, context) for chosen in selection.logits_processors]
+    return Constraints(context.target_info, grammars, processors, proposer)
 
 
-def _processors(config: EngineConfig, registry: Registry, context: EngineContext) -> list[NamedProcessor]:
-    idle = sorted(set(config.logits_processor_options) - set(config.logits_processors))
-    if idle:
-        raise ConfigError(
-            f"logits_processor_options has a table {idle[0]!r}, but logits_processors does not name it; "
-            f"it has {', '.join(config.logits_processors) or 'none'}.",
-            path=f"logits_processor_options.{idle[0]}",
-        )
-    found = []
-    for name in config.logits_processors:
-        options = registry.plugin_config("logits_processor", name, config.logits_processor_options.get(name, {}))
-        processor = registry.create("logits_processor", name, "logits_processor", config=options, engine=context)
-        found.append(NamedProcessor(processor, registry.describe("logits_processor", name)))
-    return found
+def _processor(chosen: Chosen, registry: Registry, context: EngineContext) -> NamedProcessor:
+    kind = "logits_processor"
+    processor = registry.create(kind, chosen.name, kind, config=chosen.options, engine=context)
+    return NamedProcessor(processor, registry.describe(kind, chosen.name))
 
 
-def _backend(config: EngineConfig, registry: Registry, context: EngineContext) -> tuple[GrammarBackend, str]:
-    name = config.grammar_backend
-    if name == "auto":
+def _backend(
+    config: EngineConfig, chosen: Chosen | None, registry: Registry, context: EngineContext
+) -> tuple[GrammarBackend, str]:
+    if chosen is None:
         name = _only_installed(registry)
-    options = registry.plugin_config("grammar", name, config.grammar_options)
-    backend = registry.create("grammar", name, "grammar", config=options, engine=context)
-    return backend, registry.describe("grammar", name)
+        chosen = Chosen(name=name, options=registry.plugin_config("grammar", name, config.grammar_options))
+    backend = registry.create("grammar", chosen.name, "grammar", config=chosen.options, engine=context)
+    return backend, registry.describe("grammar", chosen.name)
 
 
 def _only_installed(registry: Registry) -> str:

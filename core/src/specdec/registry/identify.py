@@ -7,7 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec.errors import PluginConflictError, PluginNotFoundError, SpecdecError
+from specdec.errors import (
+    ConfigError,
+    PluginConflictError,
+    PluginNotFoundError,
+    SpecdecError,
+    UnsupportedModelError,
+)
 from specdec.registry.catalogue import CHECKPOINTS, DISTRIBUTIONS
 from specdec.registry.markers import Marker, model_types, read_config, shipped_markers
 from specdec.registry.messages import contract, installed_names
@@ -23,9 +29,58 @@ logger = logging.getLogger("specdec.registry")
 def identify(registry: Registry, checkpoint: Path) -> Identification:
     """See `specdec.registry.Registry.identify`."""
     config = read_config(checkpoint)
+    answers, obstacles = _asked(registry, checkpoint, config, _fitting(registry.entries(), config))
+    if len(answers) == 1:
+        return next(iter(answers.values()))
+    raise _several(checkpoint, answers) if answers else _none(registry, checkpoint, config, obstacles)
+
+
+def check_method(registry: Registry, method: str, checkpoint: Path) -> None:
+    """See `specdec.registry.Registry.check_method`."""
+    answers = _claims(registry, checkpoint)
+    if not answers or method in answers or not shipped_markers(registry.select("proposer", method).found.module):
+        return
+    claimed = " or ".join(f"{answer.method!r} ({answer.reason})" for answer in answers.values())
+    raise ConfigError(
+        f"speculative.model: {checkpoint} is not made for the method {method!r} but for {claimed}: set "
+        f"speculative.method to {next(iter(answers))!r}, or speculative.model to a checkpoint for {method!r}.",
+        path="speculative.model",
+    )
+
+
+def check_target(registry: Registry, name: str, checkpoint: Path) -> None:
+    """See `specdec.registry.Registry.check_target`."""
+    answers = _claims(registry, checkpoint, language_models=False).values()
+    if answers and not any(answer.language_model for answer in answers):
+        answer = next(iter(answers))
+        raise UnsupportedModelError(
+            f"{name!r} is no whole language model but something that the method {answer.method!r} drafts with "
+            f"({answer.reason}): set model to the model that it was made for, and speculative.model to {name!r}.",
+            reasons=(answer.reason,),
+        )
+
+
+def _claims(registry: Registry, checkpoint: Path, *, language_models: bool = True) -> dict[str, Identification]:
+    """What usable proposers say about a checkpoint, by method; empty where it has no readable ``config.json``."""
+    try:
+        config = read_config(checkpoint)
+    except SpecdecError:  # whoever loads it says what is wrong
+        return {}
+    usable = [entry for entry in registry.entries() if entry.status == "ok"]
+    fitting = [item for item in _fitting(usable, config) if language_models or not item[1].language_model]
+    return _asked(registry, checkpoint, config, fitting)[0]
+
+
+def _asked(
+    registry: Registry,
+    checkpoint: Path,
+    config: Mapping[str, Any],
+    fitting: Iterable[tuple[PluginEntry, Marker, str]],
+) -> tuple[dict[str, Identification], list[str]]:
+    """Answers by method of the proposers whose markers fit, and what keeps others from answering."""
     answers: dict[str, Identification] = {}
     obstacles: list[str] = []
-    for entry, marker, reason in _fitting(registry.entries(), config):
+    for entry, marker, reason in fitting:
         needed = _missing_head(registry.entries(), marker, config)
         if needed:
             obstacles.append(f"{reason}, which fits {marker.method!r}, but {needed}")
@@ -38,9 +93,7 @@ def identify(registry: Registry, checkpoint: Path) -> Identification:
             continue
         if answer is not None:
             answers.setdefault(answer.method, answer)
-    if len(answers) == 1:
-        return next(iter(answers.values()))
-    raise _several(checkpoint, answers) if answers else _none(registry, checkpoint, config, obstacles)
+    return answers, obstacles
 
 
 def _fitting(entries: Sequence[PluginEntry], config: Mapping[str, Any]) -> Iterable[tuple[PluginEntry, Marker, str]]:

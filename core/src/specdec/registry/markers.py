@@ -11,6 +11,11 @@ A proposer's distribution ships ``specdec_markers.toml`` beside the module its e
     config = { num_oracle_layers = "[!0]*" }
     head = true                                # only where a head 'oracle.<model_type>' is installed
 
+    [[checkpoint]]
+    method = "parrot"
+    config = { architectures = "*ForCausalLM" }
+    language_model = true                      # such checkpoints are whole models, which can be targets as well
+
 A table fits when each dotted key of ``config`` is in the checkpoint's ``config.json``, is not null and matches the
 shell-style pattern, or one of a list of patterns. For lists in ``config.json`` one element is enough; numbers and
 booleans are compared as JSON writes them.
@@ -31,7 +36,7 @@ from specdec.errors import ModelLoadError, ModelNotFoundError
 from specdec.registry.sources import package_folders
 
 FILE_NAME = "specdec_markers.toml"
-_KEYS = {"method", "config", "head"}
+_KEYS = {"method", "config", "head", "language_model"}
 
 
 @frozen(kw_only=True)
@@ -41,6 +46,7 @@ class Marker:
     method: str
     config: Mapping[str, Any]
     head: bool = False
+    language_model: bool = False
 
     def fits(self, config: Mapping[str, Any]) -> str | None:
         """What in ``config.json`` matches, in words; None when the marker does not fit."""
@@ -57,7 +63,8 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
     """
     path = checkpoint / "config.json"
     if not path.is_file():
-        raise ModelNotFoundError(f"{checkpoint} holds no config.json, so its method cannot be detected.")
+        problem = f"{checkpoint} holds no config.json, so its method cannot be detected: set speculative.method"
+        raise ModelNotFoundError(problem, option="speculative.model")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from specdec.attention.interface import AttentionBackend
     from specdec.config.schema import PluginsConfig
     from specdec.sampling.backend import SamplingBackend
-    from specdec.types import AttentionRequirements, EngineContext, Identification
+    from specdec.types import AttentionRequirements, EngineContext, Identification, ProposerCapabilities
 
 logger = logging.getLogger("specdec.registry")
 
@@ -151,6 +151,58 @@ class Registry:
         from specdec.registry.identify import identify
 
         return identify(self, checkpoint)
+
+    def check_method(self, method: str, checkpoint: Path) -> None:
+        """Refuse a checkpoint that other installed proposers claim, and the one that is to use it does not.
+
+        A proposer that ships no markers does not say what it takes, and is never contradicted.
+
+        Raises:
+            ConfigError: says what the checkpoint is.
+            PluginError: there is no such proposer.
+        """
+        from specdec.registry.identify import check_method
+
+        check_method(self, method, checkpoint)
+
+    def check_target(self, name: str, checkpoint: Path) -> None:
+        """Refuse a checkpoint as a target that an installed proposer claims as something to draft with alone.
+
+        Proposers with fitting markers are asked, but for markers with ``language_model``: whole models can be both.
+
+        Args:
+            name: the checkpoint as the user named it.
+            checkpoint: its directory.
+
+        Raises:
+            UnsupportedModelError: says what the checkpoint is.
+        """
+        from specdec.registry.identify import check_target
+
+        check_target(self, name, checkpoint)
+
+    def check(self, method: str, config: Any, engine: EngineContext) -> ProposerCapabilities | None:
+        """Let a proposer check its options against the target, before weights are read (the hook ``check``).
+
+        Returns:
+            What its drafts will be like, as far as it tells.
+
+        Raises:
+            SpecdecError: what the hook raised.
+            PluginError: the plugin cannot be used, or returned something else.
+        """
+        from specdec.types import ProposerCapabilities
+
+        plugin = self.load("proposer", method)
+        if not plugin.implements("check"):
+            return None
+        found = plugin.call("check", config=config, engine=engine)
+        if found is not None and not isinstance(found, ProposerCapabilities):
+            raise messages.contract(
+                plugin.entry,
+                f"check returned {found!r}, where a specdec.types.ProposerCapabilities or None is required.",
+            )
+        return found
 
     # --- backends -----------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ def demo_head(name: str) -> Path:
         path = Path(folder) / "heads" / DEMO_HEADS[name.removeprefix(DEMO_PREFIX)]
         if path.is_dir():
             return path
-    raise ModelNotFoundError(f"model: {name!r} is not installed. Run: pip install {HEADS_DISTRIBUTION}")
+    raise ModelNotFoundError(f"{name!r} is not installed. Run: pip install {HEADS_DISTRIBUTION}")
 
 
 def demo_file(name: str, cache: Path) -> Path:
@@ -91,7 +91,7 @@ def demo_file(name: str, cache: Path) -> Path:
     demo = DEMO_MODELS.get(key)
     if demo is None:
         known = ", ".join(DEMO_PREFIX + known for known in (*DEMO_MODELS, *DEMO_HEADS))
-        raise ModelNotFoundError(f"model: no demonstration model {name!r}; there are: {known}")
+        raise ModelNotFoundError(f"no demonstration model {name!r}; there are: {known}")
     parts = _installed_files(name, demo)
     if len(parts) == 1:
         return parts[0]
@@ -113,10 +113,10 @@ def _installed_files(name: str, demo: DemoModel) -> list[Path]:
             continue
         paths = [Path(str(file.locate())) for file in files if re.fullmatch(demo.file, file.as_posix())]
         if len(paths) != 1:
-            raise ModelNotFoundError(f"model: the distribution {distribution} does not hold the file of {name!r}")
+            raise ModelNotFoundError(f"the distribution {distribution} does not hold the file of {name!r}")
         found += paths
     if missing:
-        raise ModelNotFoundError(f"model: {name!r} is not installed. Run: {demo.install_command(missing)}")
+        raise ModelNotFoundError(f"{name!r} is not installed. Run: {demo.install_command(missing)}")
     return found
 
 

@@ -37,7 +37,7 @@ def check_taps(needs: Needs, num_layers: int) -> None:
     wrong = [index for index in needs.aux_layers if not 0 <= index < num_layers]
     if wrong:
         raise UnsupportedModelError(
-            f"hidden states of layers {wrong} were asked for, but the target has layers 0 to {num_layers - 1}"
+            f"it has layers 0 to {num_layers - 1}, but hidden states of {', '.join(map(str, wrong))} were asked for"
         )
 
 

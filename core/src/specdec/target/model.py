@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import frozen
 
 from specdec.attention.interface import AttentionBackend, KVCache, KVGeometry
 from specdec.attention.paged import allocate_kv_cache, kv_bytes_per_token
@@ -31,6 +32,7 @@ from specdec.target.trace import Trace, check_packed, own_logits, trace
 from specdec.types import AttentionRequirements, Needs, TargetInfo, TargetOutput
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -42,14 +44,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@without_compiler()
-def load_target(config: EngineConfig) -> TargetModel:
-    """Find, load, check and fuse the target an engine configuration names.
+@frozen(eq=False, kw_only=True)
+class FoundTarget:
+    """A target's files and configuration, before its weights are read."""
+
+    path: Path
+    """The checkpoint directory; of a GGUF file the converted one."""
+    dtype: str
+    """'auto' or a key of `specdec.target.loading.DTYPES`: what to load the weights as."""
+    device: torch.device
+    hf_config: Any
+    """The transformers configuration of the whole model."""
+    info: TargetInfo
+    """As far as the configuration tells."""
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype that weights will have; float32 where neither the user nor the configuration says."""
+        stored = getattr(self.hf_config, "dtype", None) or torch.float32
+        return str(stored).removeprefix("torch.") if self.dtype == "auto" else self.dtype
+
+
+def find_target(config: EngineConfig, check: Callable[[str, Path], None] | None = None) -> FoundTarget:
+    """Find the target an engine configuration names and read its configuration; a GGUF file is converted.
+
+    Args:
+        config: the engine's.
+        check: called with the name and the directory before anything in it is read, to refuse it.
 
     Raises:
         ModelNotFoundError: nothing under this name.
-        ModelLoadError: files are truncated, unreadable or incomplete.
-        UnsupportedModelError: the architecture cannot be a target; all reasons are listed.
+        ModelLoadError: a file is truncated or unreadable.
+        UnsupportedModelError: transformers does not know the architecture.
         ConfigError: the device is not there.
     """
     device = choose_device(config.device)
@@ -58,16 +84,37 @@ def load_target(config: EngineConfig) -> TargetModel:
     if found.kind == "gguf":
         dtype = GGUF_DTYPE if dtype == "auto" else dtype
         path = converted(path, dtype, cache_root(config.cache_dir))
+    elif check is not None:
+        check(config.model, path)
     hf_config = load_config(config.model, path, trust_remote_code=config.trust_remote_code)
-    tokenizer = load_tokenizer(
-        path, config.tokenizer, cache_dir=config.cache_dir, trust_remote_code=config.trust_remote_code
-    )
+    text = hf_config.get_text_config()
+    info = target_info(config.model, path, text, vocab_size=getattr(text, "vocab_size", 0))
+    return FoundTarget(path=path, dtype=dtype, device=device, hf_config=hf_config, info=info)
+
+
+@without_compiler()
+def load_target(config: EngineConfig, found: FoundTarget | None = None) -> TargetModel:
+    """Load, check and fuse the target an engine configuration names.
+
+    Args:
+        config: the engine's.
+        found: from `find_target`; None finds it now.
+
+    Raises:
+        ModelNotFoundError: nothing under this name.
+        ModelLoadError: files are truncated, unreadable or incomplete.
+        UnsupportedModelError: the architecture cannot be a target; all reasons are listed.
+        ConfigError: the device is not there.
+    """
+    found = found or find_target(config)
+    trust = config.trust_remote_code
+    tokenizer = load_tokenizer(found.path, config.tokenizer, cache_dir=config.cache_dir, trust_remote_code=trust)
     target = TargetModel.from_model(
         load_model(
-            config.model, path, hf_config, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
+            config.model, found.path, found.hf_config, dtype=found.dtype, device=found.device, trust_remote_code=trust
         ),
         name=config.model,
-        path=path,
+        path=found.path,
         tokenizer=tokenizer,
         fuse=config.fuse,
     )
@@ -148,17 +195,8 @@ class TargetModel:
         if reasons:
             raise refuse(name, config.model_type, reasons)
         stack = _fuse(parts, traced, own, name) if fuse else None
-        info = TargetInfo(
-            model=name,
-            model_type=config.model_type,
-            path=path,
-            hf_config=config,
-            vocab_size=traced.vocab_size,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_hidden_layers,
-            max_position_embeddings=max_positions,
-            eos_token_ids=eos_token_ids(generation_config, config, tokenizer),
-        )
+        ends = eos_token_ids(generation_config, config, tokenizer)
+        info = target_info(name, path, config, vocab_size=traced.vocab_size, eos_token_ids=ends)
         return cls(parts, traced, info, tokenizer, weight_bytes=weight_bytes, stack=stack)
 
     def requirements(self, block_size: int, trees: bool = False) -> AttentionRequirements:
@@ -222,6 +260,23 @@ class TargetModel:
             return self._forward(batch.input_ids, batch.positions, batch.logits_indices)
 
 
+def target_info(
+    name: str, path: Path | None, config: Any, *, vocab_size: int, eos_token_ids: tuple[int, ...] = ()
+) -> TargetInfo:
+    """The facts in a transformers configuration of a text part; 0 for what it does not say."""
+    return TargetInfo(
+        model=name,
+        model_type=config.model_type,
+        path=path,
+        hf_config=config,
+        vocab_size=vocab_size,
+        hidden_size=getattr(config, "hidden_size", 0),
+        num_layers=getattr(config, "num_hidden_layers", 0),
+        max_position_embeddings=max_position_embeddings(config),
+        eos_token_ids=eos_token_ids,
+    )
+
+
 def max_position_embeddings(config: Any) -> int:
     """The number of positions a model was made for; 2**20 when its configuration sets no bound."""
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
@@ -245,7 +300,7 @@ def _fuse(parts: ModelParts, traced: Trace, own: tuple[Tensor, Tensor], name: st
         reasons += check_packed(traced, lambda ids, at: run(ids, at, torch.arange(len(ids)))[0], parts.config, own)
     if reasons:
         raise UnsupportedModelError(
-            f"model: {name!r}: fused modules give other results than the model's own ({reasons[0]}); set fuse = false",
+            f"{name!r}: fused modules give other results than the model's own ({reasons[0]}); set fuse = false",
             reasons=reasons,
         )
     return stack

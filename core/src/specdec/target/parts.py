@@ -126,4 +126,4 @@ def decoder_stack(model: Any, count: int) -> tuple[nn.Module, nn.ModuleList]:
         for child in module.children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
                 return module, child
-    raise UnsupportedModelError(f"model: {type(model).__name__} has no list of {count} decoder layers")
+    raise UnsupportedModelError(f"{type(model).__name__} has no list of {count} decoder layers")

@@ -34,17 +34,27 @@ class ResolvedModel:
     kind: Literal["directory", "gguf"]
 
 
-def resolve_model(name: str, cache_dir: str | None = None, *, trust_remote_code: bool = False) -> ResolvedModel:
+def resolve_model(
+    name: str, cache_dir: str | None = None, *, trust_remote_code: bool = False, option: str = "model"
+) -> ResolvedModel:
     """Find a model: ``demo:NAME``, a directory in Hugging Face's layout, a GGUF file, or an id on the Hugging Face hub.
 
     Args:
-        name: what the user gave as ``model``.
+        name: what the user gave.
         cache_dir: specdec's cache directory, for demonstration models that come in parts.
         trust_remote_code: whether a hub repository's Python files are fetched too.
+        option: dotted path of the setting that names the model, for messages.
 
     Raises:
         ModelNotFoundError: nothing is there under this name; the message says where was looked and what to do.
     """
+    try:
+        return _resolved(name, cache_dir, trust_remote_code)
+    except ModelNotFoundError as error:
+        raise error.moved(option) from error.__cause__
+
+
+def _resolved(name: str, cache_dir: str | None, trust_remote_code: bool) -> ResolvedModel:
     if name.startswith(DEMO_PREFIX) and is_demo_head(name):
         return ResolvedModel(name, demo_head(name), "directory")
     if name.startswith(DEMO_PREFIX):
@@ -56,12 +66,12 @@ def resolve_model(name: str, cache_dir: str | None = None, *, trust_remote_code:
         if path.is_file():
             return ResolvedModel(name, _checked_gguf(name, path), "gguf")
     except (OSError, RuntimeError) as error:  # no permission, a name too long, or no such home directory
-        raise ModelNotFoundError(f"model: {name!r} cannot be read: {error}") from error
+        raise ModelNotFoundError(f"{name!r} cannot be read: {error}") from error
     if _looks_like_path(name):
-        raise ModelNotFoundError(f"model: no file or directory {name!r} (looked at {path.absolute()})")
+        raise ModelNotFoundError(f"no file or directory {name!r} (looked at {path.absolute()})")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise ModelNotFoundError(
-            f"model: {name!r} is no file or directory here and no hub id ('owner/name'). "
+            f"{name!r} is no file or directory here and no hub id ('owner/name'). "
             "Give a directory with a config.json, a .gguf file, a hub id, or a demonstration model like 'demo:smollm2'"
         )
     return ResolvedModel(name, _from_hub(name, trust_remote_code), "directory")
@@ -76,7 +86,7 @@ def _checked_directory(name: str, path: Path) -> Path:
         return path
     gguf = sorted(file.name for file in path.glob("*.gguf"))
     hint = f"; it holds GGUF files, name one of them: {', '.join(gguf)}" if gguf else ""
-    raise ModelNotFoundError(f"model: the directory {name!r} has no config.json{hint}")
+    raise ModelNotFoundError(f"the directory {name!r} has no config.json{hint}")
 
 
 def _checked_gguf(name: str, path: Path) -> Path:
@@ -86,7 +96,7 @@ def _checked_gguf(name: str, path: Path) -> Path:
     if path.suffix == ".gguf":
         return path  # whoever reads it says what is wrong with it
     raise ModelNotFoundError(
-        f"model: the file {name!r} is no GGUF file; for a Hugging Face checkpoint give its directory ({path.parent})"
+        f"the file {name!r} is no GGUF file; for a Hugging Face checkpoint give its directory ({path.parent})"
     )
 
 
@@ -103,8 +113,7 @@ def _from_hub(name: str, trust_remote_code: bool) -> Path:
         gated = isinstance(error, GatedRepoError)
         reason = "it is gated" if gated else "it does not exist, or it is private"
         raise ModelNotFoundError(
-            f"model: the hub refuses {name!r}: {reason}. "
-            "Log in with 'hf auth login' if you have access, or correct the name"
+            f"the hub refuses {name!r}: {reason}. Log in with 'hf auth login' if you have access, or correct the name"
         ) from error
     except (OSError, HfHubHTTPError):
         patterns = None  # no answer: only what was fetched before
@@ -120,7 +129,7 @@ def _from_hub(name: str, trust_remote_code: bool) -> Path:
         )
     except (LocalEntryNotFoundError, OSError) as error:
         raise ModelNotFoundError(
-            f"model: {name!r} is no file or directory here, the Hugging Face hub cannot be reached, and no copy of it "
+            f"{name!r} is no file or directory here, the Hugging Face hub cannot be reached, and no copy of it "
             "was fetched before. Check the network (and HF_ENDPOINT, HF_HUB_OFFLINE), or give the path of a checkpoint "
             "directory or .gguf file; 'demo:smollm2' needs no hub"
         ) from error

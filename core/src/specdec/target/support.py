@@ -47,6 +47,4 @@ def architecture_reasons(config: Any, model_class: type) -> list[str]:
 def refuse(name: str, model_type: str, reasons: list[str]) -> UnsupportedModelError:
     """The error that lists every reason why ``name`` cannot be a target."""
     listed = "".join(f"\n  - {reason}" for reason in reasons)
-    return UnsupportedModelError(
-        f"model: {name!r} (model_type {model_type!r}) cannot be a target:{listed}", reasons=reasons
-    )
+    return UnsupportedModelError(f"{name!r} (model_type {model_type!r}) cannot be a target:{listed}", reasons=reasons)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def load_tokenizer(
         path = _directory(wanted, cache_dir, trust_remote_code)
     if not any(True for pattern in TOKENIZER_FILES for _ in path.glob(pattern)):
         if wanted is not None:
-            raise ModelNotFoundError(f"tokenizer: {wanted!r} has no tokenizer files")
+            raise ModelNotFoundError(f"{wanted!r} has no tokenizer files", option="tokenizer")
         _say_why_there_is_none(path)
         return None
     try:
@@ -69,19 +70,14 @@ def load_tokenizer(
 def _directory(wanted: str, cache_dir: str | None, trust_remote_code: bool) -> Path:
     from specdec.target.resolve import resolve_model
 
-    try:
+    with suppress(OSError, RuntimeError):  # a name too long, or no such home directory: `resolve_model` says so
         path = Path(wanted).expanduser()
         if path.is_dir():
             return path
-    except (OSError, RuntimeError) as error:  # a name too long, or no such home directory
-        raise ModelNotFoundError(f"tokenizer: {wanted!r} cannot be read: {error}") from error
-    try:
-        found = resolve_model(wanted, cache_dir, trust_remote_code=trust_remote_code)
-    except ModelNotFoundError as error:
-        raise ModelNotFoundError(f"tokenizer: {str(error).removeprefix('model: ')}") from error
+    found = resolve_model(wanted, cache_dir, trust_remote_code=trust_remote_code, option="tokenizer")
     if found.kind != "directory":
         raise ModelNotFoundError(
-            f"tokenizer: {wanted!r} is a GGUF file; give a directory with tokenizer files, or a hub id"
+            f"{wanted!r} is a GGUF file; give a directory with tokenizer files, or a hub id", option="tokenizer"
         )
     return found.path
 

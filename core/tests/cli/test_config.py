@@ -146,3 +146,13 @@ def test_a_method_that_needs_a_checkpoint_says_which(cli):
         2,
         "error: speculative.model is not set. It must be given: the head: a directory or a model id.\n",
     )
+
+
+def test_mistakes_about_several_plugins_and_tables_are_reported_together(cli, tmp_path):
+    pytest.importorskip("specdec_server")
+    (tmp_path / "specdec.toml").write_text('model = "m"\n[verifier_options]\nx = 1\n[server]\nprot = 8000\n')
+    code, out, err = cli("config", "--speculative.method", "ngrm", "--attention-backend", "spda")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: 4 settings are wrong:\n")
+    for words in ("No proposer named 'ngrm'", "'verifier_options.x' (specdec.toml:", "'spda'", "'server.prot'"):
+        assert words in err

@@ -333,3 +333,13 @@ def test_secrets_of_a_table_are_not_shown():
     assert tomllib.loads(text)["server"] == {"port": 1, "names": []}
     assert "# keys is secret: set it by hand" in text.splitlines()
     assert "one" not in text
+
+
+def test_all_mistakes_of_a_file_are_reported(tmp_path):
+    file = tmp_path / "specdec.toml"
+    file.write_text('model = "m"\nblok_size = 16\nmax_num_seqs = 0\nseed = -1\n[plugins]\nalow = []\n')
+    with pytest.raises(ConfigError) as caught:
+        load(file, environ={})
+    found = {problem.path: problem.origin for problem in caught.value.problems}
+    lines = {"blok_size": 2, "max_num_seqs": 3, "seed": 4, "plugins.alow": 6}
+    assert found == {path: f"{file}:{line}" for path, line in lines.items()}

@@ -86,3 +86,23 @@ def test_integers_of_numpy_are_integers():
 
     config = structure(LookupConfig, {"prompt_lookup_max": np.int64(5)})
     assert type(config.prompt_lookup_max) is int
+
+
+def test_all_mistakes_are_reported_together():
+    """Unknown keys, wrong types and refused values; several refused values too, which attrs meets one at a time."""
+    error = refusal(prompt_lookup_mx=3, prompt_lookup_max=0, depth=10, mode="odd", weights="abc", pair=[1])
+    assert [problem.path for problem in error.problems] == [
+        "speculative.weights",
+        "speculative.pair",
+        "speculative.prompt_lookup_mx",
+        "speculative.prompt_lookup_max",
+        "speculative.mode",
+        "speculative.depth",
+    ]
+
+
+def test_what_is_left_out_causes_no_further_complaint():
+    """A rule about two values is silent when one of them was refused and its default took the place."""
+    error = refusal(prompt_lookup_max="x", prompt_lookup_min=9)
+    assert error.path == "speculative.prompt_lookup_max"
+    assert not hasattr(error, "problems")

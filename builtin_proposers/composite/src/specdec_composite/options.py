@@ -10,10 +10,11 @@ from attrs import frozen
 from specdec.config.problems import (
     InvalidValueError,
     MissingSettingError,
+    Problems,
     SeveralProblemsError,
     UnknownSettingError,
 )
-from specdec.errors import ConfigError, ModelNameError
+from specdec.errors import ConfigError, ModelNameError, SpecdecError
 from specdec_composite.config import MEMBERS
 
 if TYPE_CHECKING:
@@ -42,7 +43,12 @@ def read_members(tables: Sequence[Mapping[str, Any]], registry: Registry) -> lis
         ConfigError: an option of a member is wrong; the path names the member (``speculative.proposers[1].model``).
         PluginError: a member's method is not installed or cannot be used.
     """
-    return [_member(table, f"{MEMBERS}[{index}]", registry) for index, table in enumerate(tables)]
+    problems, members = Problems(), []
+    for index, table in enumerate(tables):
+        with problems.gathered():
+            members.append(_member(table, f"{MEMBERS}[{index}]", registry))
+    problems.settle()
+    return members
 
 
 def _member(table: Mapping[str, Any], path: str, registry: Registry) -> MemberOptions:
@@ -69,10 +75,12 @@ def _moved(path: str, member: str) -> str:
     return f"{member}{path.removeprefix(_SECTION)}"
 
 
-def _placed(error: ConfigError, member: str) -> ConfigError:
+def _placed(error: SpecdecError, member: str) -> SpecdecError:
     """The same fault with the member's path in front of the option."""
     if isinstance(error, SeveralProblemsError):
         return SeveralProblemsError([_placed(problem, member) for problem in error.problems])
+    if not isinstance(error, ConfigError):
+        return error
     moved = _moved(error.path or _SECTION, member)
     if isinstance(error, InvalidValueError | UnknownSettingError):
         return error.moved(moved, None)

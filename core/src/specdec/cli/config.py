@@ -13,6 +13,7 @@ from specdec.cli.parser import Subparsers, add_command
 from specdec.config import describe, to_dict, to_toml
 from specdec.config.flags import add_config_flags, add_model_argument, add_table_flags, read_config, read_table
 from specdec.config.load import COMMAND_TABLES, DEFAULT
+from specdec.config.problems import Problems
 from specdec.config.structure import placed
 from specdec.errors import ConfigError
 
@@ -54,12 +55,16 @@ def add_parser(commands: Subparsers[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check and print."""
-    config, sources = read_config(arguments)
-    method, notices = check_plugins(config, sources)
+    problems = Problems()
+    tables: dict[str, tuple[Any, dict[str, str]]] = {}
+    with problems.gathered():
+        config, sources = read_config(arguments)
+        method, notices = check_plugins(config, sources)
+    for name, cls in command_tables():
+        with problems.gathered():
+            tables[name] = read_table(arguments, cls, name)
+    problems.settle()
     left_out = method_defaults(method, config)
-    tables: dict[str, tuple[Any, dict[str, str]]] = {
-        name: read_table(arguments, cls, name) for name, cls in command_tables()
-    }
     of_commands = [setting for name, (table, at) in tables.items() for setting in describe(table, at, name)]
     sources = {**sources, **{setting.path: setting.origin for setting in of_commands}}
     if arguments.json:

@@ -23,7 +23,7 @@ from specdec.config.problems import (
     join,
 )
 from specdec.config.schema import EngineConfig, SpeculativeConfig
-from specdec.config.structure import structure
+from specdec.config.structure import nearest_origin, structure
 from specdec.config.text import parse_text
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ def merged(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
         for table in layer.replaces:
             _drop(values, origins, table)
         _merge(values, layer.values)
-        origins.update({path: _origin(path, layer.origins) for path in files.paths(layer.values)})
+        origins.update({path: nearest_origin(path, layer.origins) or "" for path in files.paths(layer.values)})
     return values, origins
 
 
@@ -279,15 +279,6 @@ def _drop(values: dict[str, Any], origins: dict[str, str], path: str) -> None:
     values.pop(name, None)
     for known in [known for known in origins if known == path or known.startswith(f"{path}.")]:
         del origins[known]
-
-
-def _origin(path: str, origins: Mapping[str, str]) -> str:
-    """The origin of a path, or of the nearest table around it; empty when nothing is known."""
-    while path:
-        if path in origins:
-            return origins[path]
-        path = path.rpartition(".")[0]
-    return ""
 
 
 def _all_origins(config: EngineConfig, origins: Mapping[str, str]) -> dict[str, str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, SpecdecError
 
 _shorten = reprlib.Repr()
 _shorten.maxstring = _shorten.maxother = 80
@@ -88,10 +89,37 @@ class SeveralProblemsError(ConfigError):
         problems: the errors, one for each setting.
     """
 
-    def __init__(self, problems: Sequence[ConfigError]) -> None:
+    def __init__(self, problems: Sequence[SpecdecError]) -> None:
         self.problems = tuple(problems)
         lines = "\n".join(f"  - {problem}" for problem in problems)
-        super().__init__(f"{len(problems)} settings are wrong:\n{lines}", path=problems[0].path)
+        super().__init__(f"{len(problems)} settings are wrong:\n{lines}", path=getattr(problems[0], "path", None))
+
+
+class Problems:
+    """Gathers what is wrong in several places, so that all of it is said at once."""
+
+    def __init__(self) -> None:
+        self._found: list[SpecdecError] = []
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """What is raised inside waits for `settle`; the rest of the block is left out."""
+        try:
+            yield
+        except SeveralProblemsError as error:
+            self._found += error.problems
+        except SpecdecError as error:
+            self._found.append(error)
+
+    def settle(self) -> None:
+        """Raise what was gathered, if anything."""
+        if self._found:
+            raise together(self._found)
+
+
+def together(problems: Sequence[SpecdecError]) -> SpecdecError:
+    """One error that says all of them."""
+    return problems[0] if len(problems) == 1 else SeveralProblemsError(problems)
 
 
 def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import attrs
 import cattrs
@@ -30,12 +30,13 @@ from specdec.config.problems import (
     SeveralProblemsError,
     UnknownSettingError,
     join,
+    together,
 )
 from specdec.config.schema import SpeculativeConfig
 from specdec.config.sizes import ALLOWED as SIZE_ALLOWED
 from specdec.config.sizes import is_size, parse_size
 from specdec.config.validators import choice, find_check, hint_for
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, SpecdecError
 
 T = TypeVar("T")
 
@@ -58,14 +59,51 @@ def structure(cls: type[T], data: Mapping[str, Any], section: str = "", origins:
         origins: where values came from, by dotted path; shown in messages.
 
     Raises:
-        ConfigError: unknown keys and refused values, with path, value and what is allowed. Several
-            wrong types or keys are reported together; rules about values come one at a time.
+        ConfigError: unknown keys and refused values, with path, value and what is allowed; all of them together. Rules
+            about several values are looked at when each of them is right.
     """
+    built, problems = _attempt(cls, data, section)
+    if not problems:
+        return cast("T", built)
+    while data := _without(data, {problem.path: None for problem in problems}, section):
+        # a refused value hides what comes behind it: look again without those that are known to be wrong
+        _, more = _attempt(cls, data, section)
+        known = {problem.path for problem in problems}
+        new = [problem for problem in more if _is_about_one(problem) and problem.path not in known]
+        if not new:
+            break
+        problems += new
+    raise together([placed(problem, origins or {}) for problem in problems])
+
+
+def _attempt(cls: type[T], data: Mapping[str, Any], section: str) -> tuple[T | None, list[ConfigError]]:
     try:
-        return _converter().structure(data, cls)
+        return _converter().structure(data, cls), []
     except (ClassValidationError, ConfigError, _NotAllowed, TypeError, ValueError) as error:
-        problems = [placed(problem, origins or {}) for problem in _problems(error, cls, data, section)]
-    raise problems[0] if len(problems) == 1 else SeveralProblemsError(problems)
+        return None, list(_problems(error, cls, data, section))
+
+
+def _is_about_one(problem: ConfigError) -> bool:
+    """Whether it is about one setting alone, and so has nothing to do with those that were left out."""
+    return isinstance(problem, InvalidValueError | UnknownSettingError)
+
+
+def _without(data: Mapping[str, Any], paths: Iterable[str | None], section: str) -> dict[str, Any]:
+    """A copy of the values without those at some dotted paths; empty when there is nothing to leave out."""
+    copy, done = _copied(data), False
+    for path in paths:
+        *tables, name = (path or "").removeprefix(f"{section}.").partition("[")[0].split(".")
+        inner: Any = copy
+        for table in tables:
+            inner = inner.get(table) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and name in inner:
+            del inner[name]
+            done = True
+    return copy if done else {}
+
+
+def _copied(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in data.items()}
 
 
 # --- the converter ------------------------------------------------------------------------------
@@ -263,12 +301,23 @@ def _prefixed(section: str, path: str) -> str:
     return path if not section or path == section or path.startswith(f"{section}.") else join(section, path)
 
 
-def placed(problem: ConfigError, origins: Mapping[str, str]) -> ConfigError:
-    """The problem with where its value came from, as far as ``origins`` (by dotted path) knows."""
+def placed(problem: SpecdecError, origins: Mapping[str, str]) -> SpecdecError:
+    """The problem with where its value, or else the table it is in, came from, as ``origins`` (by dotted path) says."""
+    if isinstance(problem, SeveralProblemsError):
+        return SeveralProblemsError([placed(one, origins) for one in problem.problems])
     if isinstance(problem, InvalidValueError | UnknownSettingError) and problem.path:
-        origin = origins.get(problem.path.partition("[")[0])
+        origin = nearest_origin(problem.path.partition("[")[0], origins)
         return problem.moved(problem.path, origin) if origin else problem
     return problem
+
+
+def nearest_origin(path: str, origins: Mapping[str, str]) -> str | None:
+    """The origin of a dotted path, or of the nearest table around it; None when nothing is known."""
+    while path:
+        if path in origins:
+            return origins[path]
+        path = path.rpartition(".")[0]
+    return None
 
 
 def _note(error: BaseException, kind: type[T]) -> T | None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import attrs
 
-from specdec.config.problems import SeveralProblemsError, UnknownSettingError, join
+from specdec.config.problems import SeveralProblemsError, UnknownSettingError, join, together
 from specdec.config.schema import SpeculativeConfig
 from specdec.config.structure import structure
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, SpecdecError
 from specdec.registry.catalogue import KINDS
 from specdec.registry.messages import contract, describe
 from specdec.registry.policy import PluginEntry
@@ -27,7 +27,7 @@ def build_options(entry: PluginEntry, cls: type | None, options: Mapping[str, An
     if cls is None:
         problems = [_unknown(entry, join(section, key), section, ()) for key in options]
         if problems:
-            raise problems[0] if len(problems) == 1 else SeveralProblemsError(problems)
+            raise together(problems)
         return {}
     if not attrs.has(cls):
         raise contract(entry, f"config_class returned {cls!r}, which is not an attrs class.")
@@ -37,7 +37,7 @@ def build_options(entry: PluginEntry, cls: type | None, options: Mapping[str, An
         raise _completed(entry, error, section) from error.__cause__
 
 
-def _completed(entry: PluginEntry, error: ConfigError, section: str) -> ConfigError:
+def _completed(entry: PluginEntry, error: SpecdecError, section: str) -> SpecdecError:
     if isinstance(error, SeveralProblemsError):
         return SeveralProblemsError([_completed(entry, problem, section) for problem in error.problems])
     if isinstance(error, UnknownSettingError) and error.path is not None:

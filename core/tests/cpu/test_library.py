@@ -83,14 +83,14 @@ def test_the_key_holds_the_kernels_of_specdec_that_are_imported() -> None:
 
 def test_the_key_holds_the_processor_and_settings_of_numba(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = library._key(module)
-    library._surroundings.cache_clear()
+    library.surroundings.cache_clear()
     monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
     assert library._key(module) != before
-    library._surroundings.cache_clear()
+    library.surroundings.cache_clear()
     monkeypatch.delenv("NUMBA_CPU_NAME")
     monkeypatch.setattr(library, "_processor", lambda: ("another",))
     assert library._key(module) != before
-    library._surroundings.cache_clear()
+    library.surroundings.cache_clear()
 
 
 ASK = """
@@ -177,13 +177,34 @@ def test_a_new_entry_removes_those_unused_for_a_month(module: str, tmp_path: Pat
         (folder / name / "kernels.so").touch()
         then = time.time() - days * 86400
         os.utime(folder / name, (then, then))
+    lock = folder / "old-1.lock"  # somebody may wait for it
+    lock.touch()
+    os.utime(lock, (1, 1))
     assert Kernels(module).function("twice")(4) == 8
+    assert lock.exists()
+    assert not list(folder.glob("*.unused"))
     entries = {path.name.partition("-")[0]: path for path in folder.iterdir() if path.is_dir()}
     assert set(entries) == {"recent", module}
     then = time.time() - 29 * 86400
     os.utime(entries[module], (then, then))
     assert Kernels(module).function("twice")(4) == 8
     assert entries[module].stat().st_mtime > then + 86400
+
+
+def test_an_entry_that_is_removed_just_before_its_use_is_made_again(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[Path] = []
+
+    def remove(entry: Path) -> bool:
+        if not removed:
+            removed.append(entry)
+            shutil.rmtree(entry)
+        return entry.exists()
+
+    monkeypatch.setattr("specdec.target.cache.note_use", remove)
+    assert Kernels(module).function("twice")(4) == 8
+    assert removed[0].exists()
 
 
 def test_kernels_follow_the_cache_directory_of_the_engine(

@@ -37,7 +37,6 @@ import sys
 import sysconfig
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import takewhile
@@ -52,8 +51,6 @@ logger = logging.getLogger(__name__)
 
 _OBJECT, _SIGNATURES, _LIBRARY = "kernels.o", "signatures.json", "kernels.so"
 """What an entry of the cache holds."""
-_KEPT_SECONDS = 30 * 24 * 3600
-"""How long an entry that nobody uses is kept."""
 _BUILDER = "specdec.cpu.build"
 _IMPORT = re.compile(r"^(?:import|from) +([\w.]+)(?: +import +(\([^)]*\)|.*))?", re.MULTILINE)
 _LINKERS = ("cc", "gcc", "clang")
@@ -202,7 +199,7 @@ def keep_in(cache_dir: str | None) -> None:
 
 def _load(modules: tuple[str, ...]) -> dict[str, _Symbol]:
     """Load the code of modules from the cache, after compiling it if it is not there."""
-    from specdec.target.cache import cache_root, creating
+    from specdec.target.cache import cache_root, creating, note_use, remove_unused
 
     entry = cache_root(_cache_dir) / "kernels" / f"{modules[0]}-{_key(*modules)[:24]}"
     try:
@@ -213,9 +210,9 @@ def _load(modules: tuple[str, ...]) -> dict[str, _Symbol]:
                     _build(modules, partial)
                     _link(partial)
             if partial is not None:
-                _remove_unused(entry.parent)
+                remove_unused(entry.parent)
             try:
-                _note_use(entry)
+                note_use(entry)
                 return _open(entry)
             except FileNotFoundError:  # removed by another process as unused just before this one used it
                 continue
@@ -224,27 +221,6 @@ def _load(modules: tuple[str, ...]) -> dict[str, _Symbol]:
     with tempfile.TemporaryDirectory() as folder:
         _build(modules, Path(folder))
         return _open(Path(folder))
-
-
-def _note_use(entry: Path) -> None:
-    """Set the time of an entry's last use; a directory that others wrote for us has none."""
-    try:
-        os.utime(entry)
-    except PermissionError:
-        logger.debug("%s is used, but its time cannot be set", entry)
-
-
-def _remove_unused(folder: Path) -> None:
-    """Remove the entries that nobody has used for `_KEPT_SECONDS`. Code in use stays in memory."""
-    oldest = time.time() - _KEPT_SECONDS
-    for entry in folder.iterdir():
-        try:
-            if entry.is_dir() and entry.stat().st_mtime < oldest:
-                removed = entry.with_name(f"{entry.name}.{os.getpid()}.unused")
-                entry.rename(removed)  # whole, so that nobody finds half of it
-                shutil.rmtree(removed)
-        except OSError as error:  # most likely another process removes it
-            logger.debug("%s is not removed: %s", entry, error)
 
 
 def _announce(modules: tuple[str, ...]) -> None:
@@ -343,12 +319,13 @@ def _key(*modules: str) -> str:
     digest = hashlib.sha256("\0".join(modules).encode() + b"\0")
     for name, path in sorted(_sources(*modules).items()):
         digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update("\0".join(_surroundings()).encode())
+    digest.update("\0".join(surroundings()).encode())
     return digest.hexdigest()
 
 
 @cache
-def _surroundings() -> tuple[str, ...]:
+def surroundings() -> tuple[str, ...]:
+    """What else compiled code depends on: versions and settings of the compiler, Python's ABI, the processor."""
     versions = (f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite"))
     settings = (f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith("NUMBA_"))
     return (*versions, *settings, str(sysconfig.get_config_var("SOABI")), *_processor())

@@ -1,9 +1,11 @@
-"""Where converted checkpoints are kept, and how a file or folder gets there once, whole and by one process."""
+"""The cache directory: how a file or folder gets there once, whole and by one process, and how it leaves again."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +14,11 @@ from specdec.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+_KEPT_SECONDS = 30 * 24 * 3600
+"""How long an entry that nobody uses is kept, where `remove_unused` is called."""
 
 
 def cache_root(cache_dir: str | None = None) -> Path:
@@ -49,7 +56,7 @@ def creating(entry: Path) -> Iterator[Path | None]:
     if entry.exists():
         yield None
         return
-    _make_folder(entry.parent)
+    make_folder(entry.parent)
     partial = entry.with_name(entry.name + ".partial")
     with FileLock(entry.with_name(entry.name + ".lock")):
         if entry.exists():
@@ -63,7 +70,38 @@ def creating(entry: Path) -> Iterator[Path | None]:
             _remove(partial)
 
 
-def _make_folder(path: Path) -> None:
+def note_use(entry: Path) -> bool:
+    """Set the time of an entry's last use, unless others wrote it for us; whether the entry is there."""
+    try:
+        os.utime(entry)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        logger.debug("the time of %s cannot be set: %s", entry, error)
+        return entry.exists()
+    return True
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove the entries of a folder that nobody has used for 30 days; locks stay, because somebody may wait for
+    them."""
+    oldest = time.time() - _KEPT_SECONDS
+    for entry in folder.iterdir():
+        try:
+            if entry.suffix != ".lock" and entry.stat().st_mtime < oldest:
+                removed = entry.with_name(f"{entry.name}.{os.getpid()}.unused")
+                entry.rename(removed)  # whole, so that nobody finds half of it
+                _remove(removed)
+        except OSError as error:  # most likely another process removes it
+            logger.debug("%s is not removed: %s", entry, error)
+
+
+def make_folder(path: Path) -> None:
+    """Make a directory of the cache.
+
+    Raises:
+        ConfigError: it cannot be made, or not be written.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         writable = os.access(path, os.W_OK)

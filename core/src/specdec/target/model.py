@@ -2,7 +2,7 @@
 
 What happens when a target is made, in this order: the model's own attention gives the logits of two short sequences;
 the attention layers are traced and checked against them; fusion passes replace what they can, and the result is checked
-once more.
+once more. Comparisons with the model's own logits that came out well are not repeated (`specdec.target.passed`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from specdec.target.forward import Forward, ModuleForward, StackForward, check_t
 from specdec.target.gguf import converted
 from specdec.target.loading import GGUF_DTYPE, choose_device, load_config, load_model
 from specdec.target.parts import ModelParts, text_part
+from specdec.target.passed import Passed
 from specdec.target.resolve import resolve_model
 from specdec.target.support import architecture_reasons, refuse
 from specdec.target.tokenizer import eos_token_ids, load_tokenizer
@@ -32,7 +34,7 @@ from specdec.target.trace import Trace, check_packed, own_logits, trace
 from specdec.types import AttentionRequirements, Needs, TargetInfo, TargetOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -65,6 +67,20 @@ class FoundTarget:
         return str(stored).removeprefix("torch.") if self.dtype == "auto" else self.dtype
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Let no garbage collector run: what importing and loading make is nearly all kept, so a dozen rounds through it
+    would find nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_without_collections()
 def find_target(config: EngineConfig, check: Callable[[str, Path], None] | None = None) -> FoundTarget:
     """Find the target an engine configuration names and read its configuration; a GGUF file is converted.
 
@@ -92,6 +108,7 @@ def find_target(config: EngineConfig, check: Callable[[str, Path], None] | None 
     return FoundTarget(path=path, dtype=dtype, device=device, hf_config=hf_config, info=info)
 
 
+@_without_collections()
 @without_compiler()
 def load_target(config: EngineConfig, found: FoundTarget | None = None) -> TargetModel:
     """Load, check and fuse the target an engine configuration names.
@@ -117,6 +134,7 @@ def load_target(config: EngineConfig, found: FoundTarget | None = None) -> Targe
         path=found.path,
         tokenizer=tokenizer,
         fuse=config.fuse,
+        cache=cache_root(config.cache_dir),
     )
     _give_back_memory()
     return target
@@ -161,7 +179,14 @@ class TargetModel:
 
     @classmethod
     def from_model(
-        cls, model: nn.Module, *, name: str, path: Path | None = None, tokenizer: Any = None, fuse: bool = True
+        cls,
+        model: nn.Module,
+        *,
+        name: str,
+        path: Path | None = None,
+        tokenizer: Any = None,
+        fuse: bool = True,
+        cache: Path | None = None,
     ) -> TargetModel:
         """Make a target of a transformers model in memory; the model is changed in place.
 
@@ -171,6 +196,7 @@ class TargetModel:
             path: its checkpoint directory, when there is one.
             tokenizer: its tokenizer, when there is one.
             fuse: replace modules by faster ones where that is proven to give the same results.
+            cache: the cache directory, to remember in it that the checkpoint's model passed its checks.
 
         Raises:
             UnsupportedModelError: it cannot be a target; all reasons are listed.
@@ -185,16 +211,20 @@ class TargetModel:
         if reasons:
             raise refuse(name, config.model_type, reasons)
         max_positions = max_position_embeddings(config)
+        passed = Passed.of(parts, path, cache, fuse=fuse)
         try:
-            own = own_logits(parts.model, config, parts.device)
+            own = None if passed.before else own_logits(parts.model, config, parts.device)
             traced = trace(parts.model, parts.logits, config, max_positions)
-            reasons = list(traced.reasons) or check_packed(traced, parts.logits, config, own)
+            reasons = list(traced.reasons)
+            if own is not None and not reasons:
+                reasons = check_packed(traced, parts.logits, config, own)
         except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
             reasons = [f"a forward pass over a few tokens fails: {type(error).__name__}: {error}"]
             raise refuse(name, config.model_type, reasons) from error
         if reasons:
             raise refuse(name, config.model_type, reasons)
         stack = _fuse(parts, traced, own, name) if fuse else None
+        passed.remember()
         ends = eos_token_ids(generation_config, config, tokenizer)
         info = target_info(name, path, config, vocab_size=traced.vocab_size, eos_token_ids=ends)
         return cls(parts, traced, info, tokenizer, weight_bytes=weight_bytes, stack=stack)
@@ -286,18 +316,25 @@ def max_position_embeddings(config: Any) -> int:
     return 1 << 20
 
 
-def _fuse(parts: ModelParts, traced: Trace, own: tuple[Tensor, Tensor], name: str) -> FusedStack | None:
-    """Run the fusion passes, then compare once more with the model's own logits; the stack when everything fused."""
+def _fuse(parts: ModelParts, traced: Trace, own: tuple[Tensor, Tensor] | None, name: str) -> FusedStack | None:
+    """Run the fusion passes, then compare what will run with the model's ``own`` logits, unless that was done before.
+
+    Returns:
+        The stack when everything fused; it gives the logits of the fused modules.
+    """
     from specdec.target.fusion import fuse
 
     with bridge.using(bridge.ReferenceContext(traced.layers, traced.index_of, traced.query_scales)):
         done = fuse(parts.model)
         stack = _stack(parts)
     logger.debug("%s: fused %s; stack: %s", name, ", ".join(done) or "nothing", stack is not None)
-    reasons = check_packed(traced, parts.logits, parts.config, own)
-    if stack is not None:
-        run = stack
-        reasons += check_packed(traced, lambda ids, at: run(ids, at, torch.arange(len(ids)))[0], parts.config, own)
+    if own is None:
+        return stack
+
+    def forward(ids: Tensor, positions: Tensor) -> Tensor:
+        return parts.logits(ids, positions) if stack is None else stack(ids, positions, torch.arange(len(ids)))[0]
+
+    reasons = check_packed(traced, forward, parts.config, own)
     if reasons:
         raise UnsupportedModelError(
             f"{name!r}: fused modules give other results than the model's own ({reasons[0]}); set fuse = false",

@@ -46,7 +46,7 @@ def test_a_command_line_is_accepted(
     try:
         parser.parse_args(words)
     except SpecdecError as error:
-        if "are required" not in str(error):
+        if "must be given" not in str(error):
             pytest.fail(f"{page}:{line}: {error}")
 
 

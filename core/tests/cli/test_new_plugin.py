@@ -104,7 +104,7 @@ def test_linters_have_nothing_to_say(made: Path, kind: str) -> None:
         (["verifier", "match"], "the verifier 'match' is installed already, by specdec-core"),
         (["verifier", "x", "--target", "llama"], "only a head is made for one architecture"),
         (["proposer", "x", "--author", "<a@b.org>"], "must be 'Name' or 'Name <address@host>'"),
-        (["propeller", "x"], "invalid choice: 'propeller'"),
+        (["propeller", "x"], "KIND = 'propeller': must be 'attention-backend', 'grammar'"),
     ],
 )
 def test_mistakes(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from specdec.cli.vllm_options import ADVICE
-from specdec.config.problems import closest
+from specdec.config.problems import InvalidValueError, closest
+from specdec.config.validators import choice
 from specdec.errors import SpecdecError
 
 Subparsers = argparse._SubParsersAction
@@ -27,28 +28,94 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=34, width=width)
 
 
+_MISSING = "the following arguments are required: "
+_NOT_TOGETHER = "not allowed with argument "
+_NO_VALUE = "expected "
+_IGNORED = "ignored explicit argument "
+"""How argparse's messages begin that are put in other words."""
+
+_TYPES: dict[Any, str] = {int: "an integer", float: "a number"}
+"""What options of these types take."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations that raises instead of exiting."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("allow_abbrev", False)
         settings.setdefault("formatter_class", Formatter)
+        settings.setdefault("exit_on_error", False)
         super().__init__(**settings)
 
     def error(self, message: str) -> NoReturn:
         """Raise a `UsageError` that says where to read more."""
+        if message.startswith(_MISSING):
+            message = f"{message.removeprefix(_MISSING)} must be given"
         raise UsageError(f"{message}. See: {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown options here, where the options that exist are known."""
-        parsed, extras = super().parse_known_args(args, namespace)
+        try:
+            parsed, extras = super().parse_known_args(args, namespace)
+        except argparse.ArgumentError as error:
+            self.error(_in_words(error))
         if extras:
-            raise UsageError(f"{unknown_arguments(extras, self._option_string_actions)} See: {self.prog} --help")
+            positions = [str(action.metavar or action.dest) for action in self._get_positional_actions()]
+            said = unknown_arguments(extras, self._option_string_actions, positions)
+            raise UsageError(f"{said} See: {self.prog} --help")
         return parsed, []
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Name numbers as people do, not by their Python types."""
+        allowed = _TYPES.get(action.type)
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            if allowed is None:
+                raise
+            raise InvalidValueError(_shown(action), arg_string, allowed) from error
 
-def unknown_arguments(extras: list[str], known: Iterable[str]) -> str:
-    """What to say about arguments that no option and no position takes."""
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Give the closest of the names that are allowed."""
+        if action.choices is None or value in action.choices:
+            return
+        names = [str(name) for name in action.choices]
+        near = closest(str(value), names)
+        if isinstance(action, argparse._SubParsersAction):
+            what = str(action.metavar or "command").lower()
+            remedy = f"Did you mean {near!r}?" if near else f"There are: {', '.join(names)}."
+            raise UsageError(f"unknown {what} {value!r}. {remedy} See: {self.prog} --help")
+        hint = f"Did you mean {near!r}?" if near else None
+        raise InvalidValueError(_shown(action), value, choice(*names).allowed, hint=hint)
+
+
+def _shown(action: argparse.Action) -> str:
+    """An argument as the user types it, or as the help calls it."""
+    return max(action.option_strings, key=len) if action.option_strings else str(action.metavar or action.dest)
+
+
+def _in_words(error: argparse.ArgumentError) -> str:
+    """One of argparse's complaints, for people."""
+    name, message = error.argument_name, error.message
+    if name is None:
+        return message
+    if message.startswith(_NOT_TOGETHER):
+        return f"{name} and {message.removeprefix(_NOT_TOGETHER)} exclude each other: give one of them"
+    if message.startswith(_NO_VALUE):
+        return f"{name} needs {message.removeprefix(_NO_VALUE).replace('argument', 'value')}"
+    if message.startswith(_IGNORED):
+        return f"{name} takes no value, but has {message.removeprefix(_IGNORED)}"
+    return f"{name}: {message}"
+
+
+def unknown_arguments(extras: list[str], known: Iterable[str], positions: Sequence[str] = ()) -> str:
+    """What to say about arguments that no option and no position takes.
+
+    Args:
+        extras: the arguments.
+        known: the options that exist.
+        positions: names of the arguments that are no options.
+    """
     wrong = next((extra for extra in extras if extra.startswith("-")), extras[0]).partition("=")[0]
     if wrong in ADVICE:
         return f"there is no option {wrong!r}. {ADVICE[wrong]}"
@@ -58,9 +125,11 @@ def unknown_arguments(extras: list[str], known: Iterable[str]) -> str:
         hint = f"Did you mean {near}? " if near else ""
         return f"unknown option {wrong!r}. {hint}An option of the method is given as --set {path}=VALUE."
     near = closest(wrong.lstrip("-"), [option.lstrip("-") for option in known if option.startswith("--")])
-    hint = f" Did you mean --{near}?" if near and wrong.startswith("-") else ""
-    kind = "option" if wrong.startswith("-") else "argument"
-    return f"unknown {kind} {wrong!r}.{hint}"
+    hint = f" Did you mean --{near}?" if near else ""
+    if wrong.startswith("-"):
+        return f"unknown option {wrong!r}.{hint}"
+    taken = f" Only {' and '.join(positions)} can be given without an option, all in one place." if positions else ""
+    return f"unknown argument {wrong!r}.{taken}"
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None, help_text: str) -> None:

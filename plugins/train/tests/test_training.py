@@ -142,6 +142,21 @@ def test_an_output_linear_of_its_own_stays_the_heads(target: Path, prompts: Path
     assert train("eagle3", target, prompts, out, "--epochs", "2", draft_vocab_size=None) == 2, "without --init"
 
 
+def test_another_draft_vocabulary_is_chosen_for_a_head_without_an_output_linear(
+    target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Of the size asked for, with the weights kept; without the option it stays what it was."""
+    first, wider, same = (tmp_path / name for name in ("first", "wider", "same"))
+    assert train("eagle3", target, prompts, first, draft_vocab_size=40) == 0
+    short = ("--init", str(first / "checkpoint"), "--epochs", "0.01", "--learning-rate", "1e-9")
+    assert train("eagle3", target, prompts, wider, *short, draft_vocab_size=100) == 0
+    assert train("eagle3", target, prompts, same, *short, draft_vocab_size=None) == 0
+    before, after, kept = (load_file(run / "checkpoint" / "model.safetensors") for run in (first, wider, same))
+    assert (len(before["d2t"]), len(after["d2t"]), int(after["t2d"].sum())) == (40, 100, 100)
+    assert torch.equal(kept["d2t"], before["d2t"])
+    assert torch.allclose(after["fc.weight"].float(), before["fc.weight"].float(), atol=1e-6)
+
+
 def rename(file: Path, names: dict[str, str]) -> None:
     """Replace the beginnings of tensors' names."""
     renamed = {}

@@ -92,9 +92,9 @@ class Answers:
             int(record["num_prompt_tokens"]),
         )
 
-    def tokens(self) -> Iterator[Tensor]:
-        """The answers to train on as token ids."""
-        for record in self.training:
+    def tokens(self, records: Sequence[dict[str, Any]]) -> Iterator[Tensor]:
+        """The token ids of some of the answers, without their prompts."""
+        for record in records:
             yield read_request(self.folder, record)["token_ids"][int(record["num_prompt_tokens"]) :]
 
 

@@ -76,16 +76,16 @@ def open_initial(name: str, kind: type[TrainableHead], config: dict[str, Any], v
 
 
 def check_draft_vocabulary(initial: InitialHead, wanted: int | None, vocab_size: int) -> None:
-    """Refuse a ``--draft-vocab-size`` that is not the initial head's.
+    """Refuse a ``--draft-vocab-size`` that is not the initial head's, if that has an output linear of its own.
 
     Raises:
         ConfigError: names both sizes.
     """
     own = len(initial.draft_token_ids)
-    if wanted is not None and own != (wanted or vocab_size):
+    if wanted is not None and initial.output_rows is not None and own != (wanted or vocab_size):
         raise ConfigError(
-            f"--draft-vocab-size is {wanted}, but {initial.directory} drafts {own} tokens, and --init keeps them: "
-            "leave the option out",
+            f"--draft-vocab-size is {wanted}, but {initial.directory} drafts {own} tokens with an output linear of its "
+            "own, which --init keeps: leave the option out",
             path="draft_vocab_size",
         )
 

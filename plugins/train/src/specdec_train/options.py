@@ -25,7 +25,7 @@ def _within(low: float, high: float, words: str) -> Any:
     return check
 
 
-DRAFT_VOCAB_SIZE = 8192
+DRAFT_VOCAB_SIZE = 16384
 """Tokens that a head can draft, when neither ``--draft-vocab-size`` nor ``--init`` says it."""
 
 

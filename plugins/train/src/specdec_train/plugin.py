@@ -60,7 +60,7 @@ def add_command(cli: argparse._SubParsersAction[Any]) -> None:
         "--init",
         metavar="CHECKPOINT",
         help="a head of this kind and size to start from: a directory, a model id or a bundled name; its draft\n"
-        "vocabulary is kept. Without it training starts from the target's own layers",
+        "vocabulary is kept unless another is asked for. Without it training starts from the target's own weights",
     )
     parser.add_argument("--chat", action="store_true", help="apply the model's chat template to the prompts")
     parser.add_argument(

@@ -31,7 +31,7 @@ from specdec_train.objective import Measured, Objective
 from specdec_train.options import DRAFT_VOCAB_SIZE, TrainingOptions
 from specdec_train.plot import draw
 from specdec_train.targets import FrozenTarget, frozen_target
-from specdec_train.vocabulary import most_frequent, vocabulary_tensors
+from specdec_train.vocabulary import coverage, most_frequent, vocabulary_tensors
 
 KINDS: dict[str, type[TrainableHead]] = {kind.name: kind for kind in (Eagle3, Eagle, Medusa, MLPSpeculator)}
 
@@ -59,9 +59,7 @@ def train(options: TrainingOptions) -> Evaluation:
     torch.manual_seed(options.seed)
     model = _load(options, checkpoint)
     vocab_size = model.config.vocab_size
-    draft_token_ids = (
-        _draft_vocabulary(kind, options, answers, vocab_size) if initial is None else initial.draft_token_ids
-    )
+    draft_token_ids = _draft_vocabulary(kind, options, initial, answers, vocab_size)
     if accelerator.is_main_process:
         check_start(options.out, options, draft_token_ids)
     target = frozen_target(model, draft_token_ids).to(accelerator.device)
@@ -170,13 +168,19 @@ def _load(options: TrainingOptions, checkpoint: Path) -> Any:
     return model
 
 
-def _draft_vocabulary(kind: type[TrainableHead], options: TrainingOptions, answers: Answers, size: int) -> Tensor:
+def _draft_vocabulary(
+    kind: type[TrainableHead], options: TrainingOptions, initial: InitialHead | None, answers: Answers, size: int
+) -> Tensor:
     """int64 [draft vocabulary]: the target ids that the head drafts."""
-    wanted = DRAFT_VOCAB_SIZE if options.draft_vocab_size is None else options.draft_vocab_size
+    wanted = options.draft_vocab_size
+    if initial is not None and (wanted is None or initial.output_rows is not None):
+        return initial.draft_token_ids
+    wanted = DRAFT_VOCAB_SIZE if wanted is None else wanted
     if not kind.reduces_vocabulary or not 0 < wanted < size:
         return torch.arange(size)
-    draft_token_ids, coverage = most_frequent(answers.tokens(), size, wanted)
-    _say(f"{len(draft_token_ids)} of {size} tokens can be drafted, {coverage:.1%} of the answers' tokens")
+    draft_token_ids = most_frequent(answers.tokens(answers.training), size, wanted)
+    share = coverage(draft_token_ids, answers.tokens(answers.held_out))
+    _say(f"{len(draft_token_ids)} of {size} tokens can be drafted, {share:.1%} of the held-out answers' tokens")
     return draft_token_ids
 
 

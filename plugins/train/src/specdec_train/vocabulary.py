@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def most_frequent(answers: Iterable[Tensor], vocab_size: int, size: int) -> tuple[Tensor, float]:
+def most_frequent(answers: Iterable[Tensor], vocab_size: int, size: int) -> Tensor:
     """The ``size`` most frequent token ids of answers, ties and gaps filled with the lowest ids.
 
     Args:
@@ -17,14 +17,20 @@ def most_frequent(answers: Iterable[Tensor], vocab_size: int, size: int) -> tupl
         size: the draft vocabulary's.
 
     Returns:
-        int64 [size], ascending, and the share of answer tokens that they cover.
+        int64 [size], ascending.
     """
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for token_ids in answers:
         counts += torch.bincount(token_ids, minlength=vocab_size)
-    chosen = torch.argsort(counts, descending=True, stable=True)[:size].sort().values
-    total = int(counts.sum())
-    return chosen, float(counts[chosen].sum() / total) if total else 0.0
+    return torch.argsort(counts, descending=True, stable=True)[:size].sort().values
+
+
+def coverage(draft_token_ids: Tensor, answers: Iterable[Tensor]) -> float:
+    """The share of answers' tokens that can be drafted; honest for answers that the choice was not made by."""
+    known, total = 0, 0
+    for token_ids in answers:
+        known, total = known + int(torch.isin(token_ids, draft_token_ids).sum()), total + len(token_ids)
+    return known / max(1, total)
 
 
 def vocabulary_tensors(draft_token_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:

@@ -96,6 +96,27 @@ def test_empty_conversation():
         apply_chat_template(tiny_tokenizer(512), [], model="m")
 
 
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+
+
+def test_tools_go_through_templates_that_show_them():
+    tokenizer = tiny_tokenizer(512)
+    assert "weather" in tokenizer.decode(apply_chat_template(tokenizer, HELLO, model="m", tools=[TOOL]))
+    plain = "{# tools #}{% for m in messages %}{{ m.content }}, my_tools{% endfor %}"
+    for variables in ({}, {"chat_template": plain}):
+        tokenizer.chat_template = None if variables else plain
+        with pytest.raises(InvalidRequestError, match=r"tools: .* of the model 'm' has no place for tools"):
+            apply_chat_template(tokenizer, HELLO, model="m", tools=[TOOL], variables=variables)
+        assert apply_chat_template(tokenizer, HELLO, model="m", tools=[], variables=variables)
+
+
+def test_a_template_of_its_own_stands_in_for_one_that_is_not_there():
+    tokenizer = tiny_tokenizer(512)
+    tokenizer.chat_template = None
+    variables = {"chat_template": "{{ messages[0].content }}"}
+    assert tokenizer.decode(apply_chat_template(tokenizer, HELLO, model="m", variables=variables)) == "hello"
+
+
 def test_messages_the_template_refuses():
     tokenizer = tiny_tokenizer(512)
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"

@@ -174,6 +174,12 @@ def test_chat_without_max_tokens_goes_to_the_models_limit(client, running):
     assert usage["total_tokens"] == running.llm.max_model_len
 
 
+def test_responses_without_max_output_tokens_go_to_the_models_limit(client, running):
+    answers = [post(client, "/v1/responses", input="x", temperature=1.5, seed=seed) for seed in range(8)]
+    lengths = [answer["usage"]["total_tokens"] for answer in answers if answer["status"] == "incomplete"]
+    assert set(lengths) == {running.llm.max_model_len}  # the others ended by themselves
+
+
 def test_streamed_chat_equals_the_whole(client):
     body = {**GREEDY, "messages": MESSAGES, "logprobs": True, "top_logprobs": 3}
     whole = post(client, "/v1/chat/completions", **body)["choices"][0]

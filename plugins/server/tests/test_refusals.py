@@ -95,6 +95,66 @@ def test_a_mistake_in_a_conversation_is_a_400_that_says_what(client, body, told)
     assert told in refused(client, "/v1/chat/completions", 400, **body)["message"]
 
 
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "body"),
+    [
+        ("/v1/completions", "max_tokens", {"prompt": [5] * 12}),
+        ("/v1/completions", "max_tokens", {"prompt": [[5, 6], [5] * 12]}),
+        ("/v1/chat/completions", "max_tokens", {"messages": HELLO}),
+        ("/v1/chat/completions", "max_completion_tokens", {"messages": HELLO}),
+        ("/v1/responses", "max_output_tokens", {"input": "hello"}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_tokens_than_the_model_length_leaves_are_a_400_with_the_numbers(
+    client, running, path, field, body, stream
+):
+    limit = running.llm.max_model_len
+    length = 12 if "prompt" in body else len(running.llm.tokenise_chat(HELLO))
+    room = limit - length
+    error = refused(client, path, 400, **body, **{field: room + 1, "stream": stream})
+    assert error["message"] == (
+        f"{field} is {room + 1}, but the prompt has {length} tokens and prompt and output together at most {limit} "
+        f"(max_model_len): ask for {room} or fewer, or shorten the prompt"
+    )
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    if not stream:
+        answer = client.post(path, json={**body, field: room, "temperature": 0})
+        assert answer.status_code == 200, answer.text
+
+
+def test_a_prompt_that_leaves_less_than_the_default_of_max_tokens_is_taken(client, running):
+    body = {"prompt": [5] * (running.llm.max_model_len - 3), "ignore_eos": True}
+    assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
+
+
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 2}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 2}),
+        ("/tokenize", {"messages": HELLO}),
+    ],
+)
+def test_tools_that_the_chat_template_does_not_show_are_a_400(client, running, monkeypatch, path, body):
+    monkeypatch.setattr(
+        running.service, "chat_template", "{# no tools #}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    message = refused(client, path, 400, **body, tools=[FUNCTION])["message"]
+    assert "has no place for tools" in message
+    assert "tool_choice 'none'" in message
+    if path != "/tokenize":
+        refused(client, path, 400, **body, tools=[FUNCTION], tool_choice="required")
+        assert client.post(path, json={**body, "tools": [FUNCTION], "tool_choice": "none"}).status_code == 200
+    assert client.post(path, json={**body, "tools": []}).status_code == 200
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"[" * 20000, b'{"prompt": NaN}'])
 def test_what_is_no_body_is_a_400(client, content):
     response = client.post("/v1/completions", content=content, headers={"content-type": "application/json"})

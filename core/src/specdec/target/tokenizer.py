@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,19 +123,21 @@ def apply_chat_template(
         tokenizer: the target's tokenizer or None.
         messages: dicts with ``role`` and ``content``; ``content`` may be missing beside ``tool_calls``.
         model: as the user named it, for messages.
-        tools: functions the model may call, as JSON schemas, for templates that know tools.
+        tools: functions the model may call, as JSON schemas, for templates that show tools to the model.
         add_generation_prompt: end with what begins an answer of the assistant.
         continue_final_message: end inside the last message, which the model continues.
-        variables: further values for the template.
+        variables: further values for the template; ``chat_template`` takes its place.
 
     Raises:
-        InvalidRequestError: no tokenizer, no chat template, or messages that do not fit it.
+        InvalidRequestError: no tokenizer, no chat template, messages that do not fit it, or tools and a template
+            without a place for them.
     """
     if tokenizer is None:
         raise InvalidRequestError(
             f"chat: the model {model!r} has no tokenizer; set tokenizer, or use generate with token ids"
         )
-    if not getattr(tokenizer, "chat_template", None):
+    variables = dict(variables or {})
+    if not (variables.get("chat_template") or getattr(tokenizer, "chat_template", None)):
         raise InvalidRequestError(
             f"chat: the model {model!r} has no chat template (it may be a base model); use generate with a plain prompt"
         )
@@ -146,6 +149,11 @@ def apply_chat_template(
             raise InvalidRequestError(
                 f"chat: message {number} must be a dict with 'role' and 'content', got {message!r}"
             )
+    if tools and not _shows_tools(tokenizer.get_chat_template(variables.get("chat_template"), tools)):
+        raise InvalidRequestError(
+            f"tools: the chat template of the model {model!r} has no place for tools, so the model would not learn of "
+            "them; take a model or a chat_template that has, or send no tools (or tool_choice 'none')"
+        )
     try:
         text = tokenizer.apply_chat_template(
             list(messages),
@@ -153,7 +161,7 @@ def apply_chat_template(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tokenize=False,
-            **(variables or {}),
+            **variables,
         )
     except Exception as error:  # templates are programs that come with models
         raise InvalidRequestError(f"chat: the messages do not fit the chat template of {model!r}: {error}") from error
@@ -161,3 +169,8 @@ def apply_chat_template(
         raise InvalidRequestError("chat: the messages are no valid Unicode: they have lone surrogates")
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def _shows_tools(template: str) -> bool:
+    """Whether a Jinja template names the variable ``tools`` outside its comments."""
+    return re.search(r"\btools\b", re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)) is not None

@@ -17,6 +17,7 @@ _CORPUS = (
 )
 
 _CHAT_TEMPLATE = (
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )

@@ -43,6 +43,7 @@ async def create_chat_completion(service: Service, request: Request, body: ChatC
         priority=body.priority or 0,
         speculation=body.speculation,
     )
+    service.check_room(len(ask.token_ids), *answer.max_tokens)
     if body.stream:
         return await respond(service, request, merge([service.outputs(ask)]), answer.chunks)
     output = await while_connected(request, service.final(ask))
@@ -61,6 +62,13 @@ class Answer:
     created: int = field(factory=lambda: int(time.time()))
 
     @property
+    def max_tokens(self) -> tuple[int | None, str]:
+        """The limit that was sent, and the name it was sent under."""
+        if self.body.max_completion_tokens is not None:
+            return self.body.max_completion_tokens, "max_completion_tokens"
+        return self.body.max_tokens, "max_tokens"
+
+    @property
     def params(self) -> SamplingParams:
         """The sampling parameters."""
         body = self.body
@@ -68,10 +76,9 @@ class Answer:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
         if body.stream and body.prompt_logprobs is not None:
             raise invalid("prompt_logprobs cannot be streamed", "prompt_logprobs")
-        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         return sampling_params(
             body,
-            max_tokens=max_tokens,
+            max_tokens=self.max_tokens[0],
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             max_logprobs=self.service.config.max_logprobs,
             structured=self.tool_choice.constraint(),

@@ -49,6 +49,8 @@ async def create_completion(service: Service, request: Request, body: Completion
         )
         for index, prompt in enumerate(prompts)
     ]
+    for ask in asks:
+        service.check_room(len(ask.token_ids), body.max_tokens, "max_tokens")
     answer.prompt_texts = [await answer.prompt_text(prompt) for prompt in prompts] if body.echo else []
     if body.stream:
         outputs = merge([service.outputs(ask) for ask in asks])

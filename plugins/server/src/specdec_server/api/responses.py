@@ -44,6 +44,7 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
         priority=body.priority or 0,
         speculation=body.speculation,
     )
+    service.check_room(len(ask.token_ids), body.max_output_tokens, "max_output_tokens")
     if body.stream:
         return await respond(
             service, request, service.outputs(ask), answer.events, done=b"", on_error=answer.error_event

@@ -117,6 +117,26 @@ class Service:
             message = f"the prompt has {num_characters} characters, more than max_model_len {limit} tokens can hold"
             raise invalid(message, param)
 
+    def check_room(self, num_prompt_tokens: int, max_tokens: int | None, param: str) -> None:
+        """Refuse to promise more tokens than the model length leaves.
+
+        Args:
+            num_prompt_tokens: of one prompt. A prompt that is too long itself is left to the engine, which says so.
+            max_tokens: as the client sent it; None: it did not.
+            param: the name of the field.
+
+        Raises:
+            APIError: names the numbers.
+        """
+        limit = self.llm.max_model_len
+        room = limit - num_prompt_tokens
+        if max_tokens is not None and 0 < room < max_tokens:
+            message = (
+                f"{param} is {max_tokens}, but the prompt has {num_prompt_tokens} tokens and prompt and output "
+                f"together at most {limit} (max_model_len): ask for {room} or fewer, or shorten the prompt"
+            )
+            raise invalid(message, param, "context_length_exceeded")
+
     async def tokenise_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
         """Token ids of a conversation, off the event loop."""
         variables = dict(options.pop("variables", None) or {})

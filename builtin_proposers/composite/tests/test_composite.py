@@ -293,7 +293,7 @@ def test_by_name_with_a_choice_for_each_request(start: Callable[..., LLM], plain
             [{"method": "ngram", "prompt_lookup_maxx": 2}],
             r"unknown setting 'speculative\.proposers\[0\]\.prompt_lookup_maxx'. Did you mean 'prompt_lookup_max'\?",
         ),
-        ([{"model": "x"}], r"speculative\.proposers\[0\]\.method = None: must be the name of an installed proposer"),
+        ([{"model": "x"}], r"speculative\.proposers\[0\]\.method = null: must be the name of an installed proposer"),
         ([], r"speculative\.proposers = \[\]: must be a list of tables"),
         ("ngram", r"speculative\.proposers = 'ngram': must be a list of tables"),
         (

@@ -4,6 +4,7 @@ import pytest
 
 from specdec.errors import ConfigError
 from specdec.registry import Registry
+from specdec.wording import shown
 from specdec_ngram.config import NgramConfig
 
 
@@ -32,7 +33,7 @@ def test_bad_length(name: str, value: object) -> None:
         Registry().plugin_config("proposer", "ngram", {name: value})
     message = str(caught.value)
     assert f"speculative.{name}" in message
-    assert str(value) in message
+    assert shown(value) in message
     assert "integer" in message
 
 

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from specdec.config.problems import closest
 from specdec.errors import InvalidRequestError
+from specdec.wording import shown
 
 OFF = "off"
 _FORMS = "a RequestSpeculation, a dict of its fields, True, False or 'off'"
@@ -87,7 +88,7 @@ def as_request_speculation(value: Any) -> RequestSpeculation | None:
                 hint = f"Did you mean {near!r}?" if near else f"Known here: {', '.join(known)}."
                 raise InvalidRequestError(f"unknown setting 'speculation.{key}'. {hint}")
         return RequestSpeculation(**value)
-    raise InvalidRequestError(f"speculation = {value!r}: must be {_FORMS}")
+    raise InvalidRequestError(f"speculation = {shown(value)}: must be {_FORMS}")
 
 
 def _not_loaded(method: str, methods: Sequence[str]) -> str:

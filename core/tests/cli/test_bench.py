@@ -137,7 +137,7 @@ def test_a_missing_plot_library_is_told_before_measuring(cli, fake_engine, monke
     ("argv", "message"),
     [
         (["m"], "no method is set. Add for example --speculative.method ngram"),
-        (["m", *METHOD, "--rounds", "0"], "argument --rounds: '0' is not an integer of at least 1"),
+        (["m", *METHOD, "--rounds", "0"], "--rounds: '0' is not an integer of at least 1"),
         (["m", *METHOD, "--prompts", "code_edt"], "Did you mean 'code_edit'?"),
         (["m", *METHOD, "--also", "{"], "--also '{': must be a JSON object"),
         (["m", "--also", '{"method": "x", "num_speculative_tokens": 99}'], "must be an integer from 1 to 64"),

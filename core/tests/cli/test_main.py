@@ -77,8 +77,8 @@ def test_version(cli):
         (["plugins", "check"], "error: NAME must be given. See: specdec plugins check --help"),
         (
             ["plugins", "check", "x", "--kind", "propser"],
-            "error: --kind = 'propser': must be 'proposer', 'head', 'verifier', 'attention_backend', 'sampling_backend', "
-            "'grammar', 'logits_processor', 'stat_logger' or 'command'. Did you mean 'proposer'?",
+            "error: --kind = 'propser': must be 'proposer', 'head', 'verifier', 'attention_backend', "
+            "'sampling_backend', 'grammar', 'logits_processor', 'stat_logger' or 'command'. Did you mean 'proposer'?",
         ),
         (["generate", "m", "--seed", "1", "p"], "error: unknown argument 'p'. Only PROMPT can be given without an"),
         (["generate", "--temp", "3", "x"], "error: unknown option '--temp'."),
@@ -165,7 +165,7 @@ def test_a_full_disk_is_no_traceback(tmp_path):
     command = f"{sys.executable} -m specdec.cli.main config --model m > /dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, env=os.environ)
     assert done.returncode == 1
-    assert done.stderr == "error: nothing can be written any more: [Errno 28] No space left on device\n"
+    assert done.stderr == "error: nothing can be written any more: no space left on device\n"
 
 
 def test_help_imports_no_torch(tmp_path):

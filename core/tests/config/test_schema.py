@@ -122,7 +122,7 @@ def test_refusals_name_path_and_value_in_both_ways_of_building(name, value):
 
 
 def test_true_is_not_an_integer_and_quoted_numbers_are_explained():
-    with pytest.raises(InvalidValueError, match="True is a boolean"):
+    with pytest.raises(InvalidValueError, match="block_size = true: .* true is a boolean"):
         from_kwargs("m", block_size=True)
     with pytest.raises(InvalidValueError, match="write 16 without quotes"):
         from_kwargs("m", block_size="16")

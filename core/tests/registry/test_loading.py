@@ -12,6 +12,7 @@ import pytest
 from specdec.config.schema import SpeculativeConfig
 from specdec.errors import ConfigError, PluginContractError, PluginImportError, PluginUnsuitableError
 from specdec.registry import Registry
+from specdec.wording import shown
 
 from .conftest import PROPOSER, Toys
 
@@ -293,7 +294,7 @@ def test_a_bad_value_is_refused_with_path_and_value(toys: Toys, value: object, t
     toys.proposer("toy-one", "one", CONFIG)
     with pytest.raises(ConfigError) as caught:
         Registry().plugin_config("proposer", "one", {"prompt_lookup_max": value})
-    assert str(caught.value).startswith(f"speculative.prompt_lookup_max = {value!r}: must be")
+    assert str(caught.value).startswith(f"speculative.prompt_lookup_max = {shown(value)}: must be")
     assert told in str(caught.value)
 
 

@@ -57,7 +57,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("stop_token_ids", ["x"], "token ids"),
     ("stop_token_ids", 5, "token ids"),
     ("allowed_token_ids", [-1], "token ids"),
-    ("allowed_token_ids", [], "at least one id"),
+    ("allowed_token_ids", [], "give an id"),
     ("logit_bias", [1], "mapping"),
     ("logit_bias", {"x": 1.0}, "token ids"),
     ("logit_bias", {-1: 1.0}, "token ids"),

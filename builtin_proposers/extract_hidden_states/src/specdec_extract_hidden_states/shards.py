@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.errors import ConfigError
+from specdec.wording import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +55,7 @@ class ShardWriter:
             self._open()
         except OSError as error:
             raise ConfigError(
-                f"speculative.output_path {str(folder)!r} cannot be used: {error}", path="speculative.output_path"
+                f"speculative.output_path {str(folder)!r} cannot be used: {reason_of(error)}", path="speculative.output_path"
             ) from error
 
     @property

@@ -15,6 +15,7 @@ from specdec.cli.parser import Parser, UsageError
 from specdec.config.problems import closest
 from specdec.errors import SpecdecError
 from specdec.version import __version__
+from specdec.wording import reason_of
 
 COMMANDS = {
     "generate": "specdec.cli.generate",
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        print(f"error: nothing can be written any more: {error}", file=sys.stderr)
+        print(f"error: nothing can be written any more: {reason_of(error)}", file=sys.stderr)
         _drop_output()
         return 1
 

@@ -17,6 +17,7 @@ from packaging.version import Version
 from specdec.cli.parser import Subparsers, UsageError, add_command
 from specdec.registry.catalogue import DISTRIBUTIONS, KINDS
 from specdec.version import __version__
+from specdec.wording import reason_of
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -196,7 +197,7 @@ def write(plan: Plan, folder: Path) -> None:
     except FileExistsError:
         raise UsageError(f"{folder} exists; nothing was written. Choose another NAME or --path.") from None
     except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}") from error
+        raise UsageError(f"{folder} cannot be made: {reason_of(error)}") from error
     common, own = _templates().joinpath(COMMON), _templates().joinpath(plan.kind)
     source, tests = folder / "src" / plan.package, folder / "tests"
     source.mkdir(parents=True)

@@ -14,6 +14,7 @@ from attrs import frozen
 from specdec.cli.engines import chat_token_ids
 from specdec.config.problems import closest
 from specdec.errors import InvalidRequestError
+from specdec.wording import reason_of
 
 FORMS = '{"prompt": "…"}, {"prompt_token_ids": […]}, {"turns": ["…"]}, {"messages": […]} or a string'
 
@@ -82,7 +83,7 @@ def read_file(path: Path) -> list[Prompt]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"prompt file {path} cannot be read: {error}") from error
+        raise InvalidRequestError(f"prompt file {path} cannot be read: {reason_of(error)}") from error
     if path.suffix != ".jsonl":
         return [Prompt(id=path.name, text=text.removesuffix("\n"))]
     prompts = list(_lines(text, str(path)))

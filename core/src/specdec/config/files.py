@@ -13,6 +13,7 @@ import yaml
 
 from specdec.config.problems import join
 from specdec.errors import ConfigError
+from specdec.wording import reason_of
 
 DEFAULT_NAMES = ("specdec.toml", "specdec.yaml", "specdec.yml", "specdec.json")
 """Looked for in the working directory when no file is named."""
@@ -34,7 +35,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         text = path.read_text(encoding="utf-8")
         values, lines = parse(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration file {path} cannot be read: {error}") from error
+        raise ConfigError(f"configuration file {path} cannot be read: {reason_of(error)}") from error
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"configuration file {path} is not valid {path.suffix[1:].upper()}: {error}") from error
     if not isinstance(values, dict):

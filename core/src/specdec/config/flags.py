@@ -17,6 +17,7 @@ from specdec.config.sizes import is_size
 from specdec.config.text import is_list_of_scalars, parse_text, parse_untyped
 from specdec.config.validators import find_check
 from specdec.errors import ConfigError
+from specdec.wording import shown
 
 T = TypeVar("T")
 
@@ -191,7 +192,7 @@ def _metavar(leaf: Leaf, kind: Any) -> str:
 def _collect(namespace: argparse.Namespace, collect_in: str, path: str, value: Any, option: str) -> None:
     given = dict(getattr(namespace, collect_in, None) or {})
     if path in given and given[path][0] != value and _POSITIONAL in (option, given[path][1]):
-        raise ConfigError(f"{path} is given twice: {given[path][0]!r} and {value!r}.", path=path)
+        raise ConfigError(f"{path} is given twice: {shown(given[path][0])} and {shown(value)}.", path=path)
     given[path] = (value, option)
     setattr(namespace, collect_in, given)
 

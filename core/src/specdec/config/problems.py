@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from specdec.errors import ConfigError, SpecdecError
-
-_shorten = reprlib.Repr()
-_shorten.maxstring = _shorten.maxother = 80
+from specdec.wording import shown
 
 
 class InvalidValueError(ConfigError):
@@ -32,7 +29,7 @@ class InvalidValueError(ConfigError):
         self.allowed = allowed
         self.hint = hint
         self.origin = origin
-        text = f"{path} = {_shorten.repr(value)}{_place(origin)}: must be {allowed}."
+        text = f"{path} = {shown(value)}{_place(origin)}: must be {allowed}."
         super().__init__(f"{text} {hint}" if hint else text, path=path)
 
     def moved(self, path: str, origin: str | None) -> InvalidValueError:

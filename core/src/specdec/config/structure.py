@@ -290,10 +290,15 @@ def _from_validator(error: Exception, cls: Any, data: Any, path: str) -> ConfigE
         name = next((a.name for a in attrs.fields(cls) if text.startswith(f"'{a.name}'")), None)
     if name is None:
         return ConfigError(f"{path}: {text}" if path else text, path=path or None)
+    options = getattr(attrs.fields_dict(cls)[name].validator, "options", None)
     allowed = re.search(r"must be (.*?)(?:: [^:]*| \(got .*)?$", text)
-    if allowed is None:
+    if options is None and allowed is None:
         return ConfigError(f"{join(path, name)}: {text}", path=join(path, name))
     value = data.get(name) if isinstance(data, Mapping) else None
+    if options is not None:
+        check = choice(*map(str, options))
+        return InvalidValueError(join(path, name), value, check.allowed, hint=hint_for(value, check))
+    assert allowed is not None
     return InvalidValueError(join(path, name), value, allowed[1])
 
 

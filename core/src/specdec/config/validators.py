@@ -16,6 +16,7 @@ import attrs
 from specdec.config.problems import InvalidValueError, closest, join
 from specdec.config.sizes import ALLOWED as SIZE_ALLOWED
 from specdec.config.sizes import parse_size
+from specdec.wording import shown
 
 
 @attrs.frozen
@@ -44,7 +45,7 @@ def hint_for(value: Any, check: Check | None) -> str | None:
     if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d+)?|true|false", value, re.IGNORECASE):
         return f"{value!r} is a string: write {value} without quotes."
     if isinstance(value, bool):
-        return f"{value!r} is a boolean."
+        return f"{shown(value)} is a boolean."
     return None
 
 

@@ -13,6 +13,7 @@ from specdec.drafting.tensor_names import Shape as Shape
 from specdec.errors import ModelLoadError, ModelNotFoundError, PluginUnsuitableError
 from specdec.target.loading import check_weight_files
 from specdec.target.resolve import resolve_model
+from specdec.wording import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,7 +134,7 @@ def read_head_config(directory: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file} cannot be read as JSON: {error}") from error
+        raise ModelLoadError(f"{file} cannot be read as JSON: {reason_of(error)}") from error
     if not isinstance(config, dict):
         raise ModelLoadError(f"{file} holds no JSON object")
     tables = [config[name] for name in NESTED_TABLES if isinstance(config.get(name), dict)]
@@ -254,7 +255,7 @@ def _read_file(file: Path) -> dict[str, Tensor]:
             else torch.load(file, map_location="cpu", weights_only=True)
         )
     except (OSError, RuntimeError, ValueError, EOFError, SafetensorError) as error:
-        raise ModelLoadError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from error
+        raise ModelLoadError(f"{file}: cannot be read: {reason_of(error)}") from error
     except Exception as error:  # pickle's own errors: something other than plain tensors
         raise ModelLoadError(
             f"{file}: is not read, because it holds more than tensors ({type(error).__name__}); convert it to "

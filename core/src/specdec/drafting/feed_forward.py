@@ -11,6 +11,7 @@ from attrs import frozen
 from specdec.drafting.layers import ACTIVATIONS
 from specdec.drafting.modules import linear
 from specdec.errors import ModelLoadError
+from specdec.wording import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -277,7 +278,7 @@ def _rule(checkpoint: HeadCheckpoint) -> RouterRule:
 def _known(checkpoint: HeadCheckpoint, key: str, known: Sequence[str]) -> str:
     value = str(checkpoint.require(key))
     if value not in known:
-        raise ModelLoadError(f"{checkpoint.directory}: {key} is {value!r}, heads know {', '.join(known)}")
+        raise ModelLoadError(f"{checkpoint.directory}: {key} is {shown(value)}, heads know {', '.join(known)}")
     return value
 
 

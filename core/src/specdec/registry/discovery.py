@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from specdec.registry.catalogue import GROUPS
+from specdec.wording import reason_of
 
 if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
@@ -97,7 +98,7 @@ def _read(dist: Distribution) -> _Source | None:
         concerns_us = _PREFIX.encode() in error.object
         return _broken(dist, "its entry_points.txt is not UTF-8 text") if concerns_us else None
     except OSError as error:
-        problem = f"its entry_points.txt cannot be read ({error})"
+        problem = f"its entry_points.txt cannot be read ({reason_of(error)})"
         return _broken(dist, problem) if _name(dist).startswith("specdec") else None
     if text is None:
         return None

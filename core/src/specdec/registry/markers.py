@@ -34,6 +34,7 @@ from attrs import frozen
 
 from specdec.errors import ModelLoadError, ModelNotFoundError
 from specdec.registry.sources import package_folders
+from specdec.wording import reason_of
 
 FILE_NAME = "specdec_markers.toml"
 _KEYS = {"method", "config", "head", "language_model"}
@@ -68,7 +69,7 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
+        raise ModelLoadError(f"{path} cannot be read as JSON: {reason_of(error)}") from error
     if not isinstance(config, dict):
         raise ModelLoadError(f"{path} holds no JSON object.")
     return config

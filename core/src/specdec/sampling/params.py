@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from specdec.errors import InvalidRequestError
 from specdec.sampling.structured import StructuredOutputsParams
+from specdec.wording import shown
 
 GREEDY_EPSILON = 1e-5
 """A temperature below this is 0: the law is one-hot in float32 anyway."""
@@ -25,7 +26,7 @@ TokenSequences = tuple[tuple[int, ...], ...]
 
 
 def _fail(name: str, value: object, right: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} is {value!r}; it must be {right}.")
+    return InvalidRequestError(f"{name} is {shown(value)}; it must be {right}.")
 
 
 def _integer(name: str, value: Any, low: int, right: str) -> None:
@@ -211,13 +212,13 @@ class SamplingParams:
         _integer("top_k", self.top_k, -1, "an integer of at least 1, or 0 or -1 to keep all tokens")
         _integer("min_tokens", self.min_tokens, 0, "an integer of at least 0")
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, "an integer of at least 1, or None for no limit of its own")
+            _integer("max_tokens", self.max_tokens, 1, "an integer of at least 1, or none for no limit of its own")
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
-                _integer(name, value, -1, "an integer of at least 0, -1 for the whole vocabulary, or None")
+                _integer(name, value, -1, "an integer of at least 0, -1 for the whole vocabulary, or none")
         if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), "an integer of 64 bits, or None")
-            _number("seed", self.seed, self.seed < 2**64, "an integer of 64 bits, or None")
+            _integer("seed", self.seed, -(2**63), "an integer of 64 bits, or none")
+            _number("seed", self.seed, self.seed < 2**64, "an integer of 64 bits, or none")
 
     def _check_laws(self) -> None:
         value: Any = self.temperature
@@ -253,12 +254,11 @@ class SamplingParams:
             )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError(
-                "allowed_token_ids is empty, so no token could be chosen; give at least one id, or None to allow all."
+                "allowed_token_ids is empty, so no token could be chosen; give an id, or leave it out to allow all."
             )
         if self.stop and not self.detokenize:
             raise InvalidRequestError(
-                f"stop {list(self.stop)!r} needs text, but detokenize is False; "
-                "set detokenize=True or use stop_token_ids."
+                f"stop {shown(self.stop)} needs text, but detokenize is off; switch it on or use stop_token_ids."
             )
         if self.greedy and self.n > 1:
             raise InvalidRequestError(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from attrs import field, fields, frozen
 
 from specdec.errors import InvalidRequestError
+from specdec.wording import shown
 
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 
@@ -71,7 +72,7 @@ class StructuredOutputsParams:
 
     def __attrs_post_init__(self) -> None:
         if self.json_object not in (None, True, False):
-            raise _wrong("json_object", self.json_object, "True or None")
+            raise _wrong("json_object", self.json_object, "true, or left out")
         given = [kind for kind in KINDS if getattr(self, kind) is not None and self._is_on(kind)]
         if len(given) != 1:
             raise InvalidRequestError(
@@ -97,7 +98,7 @@ class StructuredOutputsParams:
         known = [attribute.name for attribute in fields(cls)]
         if not isinstance(value, Mapping):
             raise InvalidRequestError(
-                f"structured_outputs is {value!r}; it must be a StructuredOutputsParams or a mapping with one of "
+                f"structured_outputs is {shown(value)}; it must be a StructuredOutputsParams or a mapping with one of "
                 f"{', '.join(KINDS)}."
             )
         unknown = sorted(set(map(str, value)) - set(known))
@@ -130,16 +131,14 @@ class StructuredOutputsParams:
 
 
 def _wrong(name: str, value: object, right: str) -> InvalidRequestError:
-    return InvalidRequestError(f"structured_outputs.{name} is {value!r}; it must be {right}.")
+    return InvalidRequestError(f"structured_outputs.{name} is {shown(value)}; it must be {right}.")
 
 
 def _schema(value: Any) -> str:
-    return (
-        "true" if value is True else _json_object("json", value, "a JSON schema: a dict, or the text of a JSON object")
-    )
+    return "true" if value is True else _json_object("json", value, "a JSON schema: an object, or its text")
 
 
-def _json_object(name: str, value: Any, right: str = "a dict, or the text of a JSON object") -> str:
+def _json_object(name: str, value: Any, right: str = "a JSON object, or its text") -> str:
     if isinstance(value, str):
         try:
             value = json_module.loads(value)

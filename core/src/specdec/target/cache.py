@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdec.errors import ConfigError
+from specdec.wording import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ def cache_root(cache_dir: str | None = None) -> Path:
         return (Path(base) if base else Path.home() / ".cache") / "specdec"
     except RuntimeError as error:  # no such user, or no home directory
         raise ConfigError(
-            f"the cache directory {named or '~/.cache/specdec'} cannot be found ({error}); set cache_dir or "
+            f"the cache directory {named or '~/.cache/specdec'} cannot be found ({reason_of(error)}); set cache_dir or "
             "SPECDEC_CACHE to a directory that can be written",
             path="cache_dir",
         ) from error
@@ -106,7 +107,7 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         writable = os.access(path, os.W_OK)
     except OSError as error:
-        raise _not_writable(path, error.strerror or str(error)) from error
+        raise _not_writable(path, reason_of(error)) from error
     if not writable:
         raise _not_writable(path, "permission denied")
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from specdec.errors import ModelLoadError
 from specdec.target.cache import creating
 from specdec.target.gguf_header import read_header
+from specdec.wording import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -98,7 +99,7 @@ def convert(source: Path, target: Path, dtype: str) -> None:
         except Exception as error:
             raise ModelLoadError(
                 f"{source}: transformers cannot convert this GGUF file (architecture {header.architecture!r}): "
-                f"{type(error).__name__}: {_first_line(error)}"
+                f"{type(error).__name__}: {reason_of(error)}"
             ) from error
 
 
@@ -131,7 +132,7 @@ def _write_tokenizer(source: Path, target: Path) -> str | None:
     try:
         AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
     except Exception as error:
-        return f"{type(error).__name__}: {_first_line(error)}"
+        return f"{type(error).__name__}: {reason_of(error)}"
     return None
 
 
@@ -169,11 +170,6 @@ class _Progress:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
 
 
 def _share_repeated_work() -> None:

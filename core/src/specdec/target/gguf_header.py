@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from attrs import frozen
 
 from specdec.errors import ModelLoadError
+from specdec.wording import reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,7 @@ def read_header(path: Path) -> GGUFHeader:
         with path.open("rb") as file:
             header = _read(file)
     except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ModelLoadError(f"{path}: cannot be read: {reason_of(error)}") from error
     except (struct.error, ValueError, OverflowError, MemoryError) as error:
         raise ModelLoadError(f"{path}: not a readable GGUF file ({size:,} bytes): {_reason(error)}") from error
     if header.required_bytes > size:

@@ -12,6 +12,7 @@ import torch
 
 from specdec.errors import ConfigError, ModelLoadError, SpecdecError, UnsupportedModelError
 from specdec.target.support import architecture_reasons, refuse
+from specdec.wording import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +41,7 @@ def choose_device(device: str) -> torch.device:
         torch.empty(1, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(
-            f"device: {device!r} cannot be used here ({_first_line(error)}); "
+            f"device: {device!r} cannot be used here ({reason_of(error)}); "
             "use 'auto', 'cpu' or a device torch can reach",
             path="device",
         ) from error
@@ -60,7 +61,7 @@ def load_config(name: str, path: Path, *, trust_remote_code: bool = False) -> An
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file}: cannot be read as JSON: {_first_line(error)}") from error
+        raise ModelLoadError(f"{file}: cannot be read as JSON: {reason_of(error)}") from error
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:
@@ -68,9 +69,9 @@ def load_config(name: str, path: Path, *, trust_remote_code: bool = False) -> An
             reason = "its code comes with the checkpoint; set trust_remote_code = true if you trust where it comes from"
             raise refuse(name, str(stored.get("model_type")), [reason]) from error
         if isinstance(stored, dict) and not _known_model_type(stored.get("model_type")):
-            reason = f"the installed transformers does not know this architecture ({_first_line(error)})"
+            reason = f"the installed transformers does not know this architecture ({reason_of(error)})"
             raise refuse(name, str(stored.get("model_type")), [reason]) from error
-        raise ModelLoadError(f"{file}: not a valid configuration: {_first_line(error)}") from error
+        raise ModelLoadError(f"{file}: not a valid configuration: {reason_of(error)}") from error
 
 
 def load_model(
@@ -121,7 +122,7 @@ def check_weight_files(path: Path) -> None:
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelLoadError(f"{index}: not a readable index: {_first_line(error)}") from error
+            raise ModelLoadError(f"{index}: not a readable index: {reason_of(error)}") from error
         missing = sorted(names - {file.name for file in files})
         if missing:
             raise ModelLoadError(f"{path}: files named in {index.name} are missing: {', '.join(missing)}")
@@ -141,9 +142,7 @@ def _check_safetensors(file: Path) -> None:
             header = json.loads(opened.read(header_size))
         ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error) as error:
-        raise ModelLoadError(
-            f"{file}: not a readable safetensors file ({size:,} bytes): {_first_line(error)}"
-        ) from error
+        raise ModelLoadError(f"{file}: not a readable safetensors file ({size:,} bytes): {reason_of(error)}") from error
     needed = 8 + header_size + max(ends, default=0)
     if needed > size:
         raise ModelLoadError(
@@ -180,11 +179,9 @@ def _from_pretrained(
     except SpecdecError:
         raise
     except ImportError as error:
-        raise ModelLoadError(
-            f"{path}: loading it needs a package that is not installed: {_first_line(error)}"
-        ) from error
+        raise ModelLoadError(f"{path}: loading it needs a package that is not installed: {reason_of(error)}") from error
     except Exception as error:
-        raise ModelLoadError(f"{path}: cannot be loaded: {type(error).__name__}: {_first_line(error)}") from error
+        raise ModelLoadError(f"{path}: cannot be loaded: {type(error).__name__}: {reason_of(error)}") from error
     return loaded
 
 
@@ -238,11 +235,6 @@ def _known_model_type(model_type: object) -> bool:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 __all__ = [

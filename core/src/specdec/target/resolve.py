@@ -11,6 +11,7 @@ from attrs import frozen
 from specdec.errors import ModelNotFoundError
 from specdec.target.cache import cache_root
 from specdec.target.demo import DEMO_PREFIX, demo_file, demo_head, is_demo_head
+from specdec.wording import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +67,7 @@ def _resolved(name: str, cache_dir: str | None, trust_remote_code: bool) -> Reso
         if path.is_file():
             return ResolvedModel(name, _checked_gguf(name, path), "gguf")
     except (OSError, RuntimeError) as error:  # no permission, a name too long, or no such home directory
-        raise ModelNotFoundError(f"{name!r} cannot be read: {error}") from error
+        raise ModelNotFoundError(f"{name!r} cannot be read: {reason_of(error)}") from error
     if _looks_like_path(name):
         raise ModelNotFoundError(f"no file or directory {name!r} (looked at {path.absolute()})")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):

@@ -152,7 +152,7 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--output: {str(folder)!r} cannot be used: {error}", path="out") from error
+        raise ConfigError(f"--output: {str(folder)!r} cannot be used: {reason_of(error)}", path="out") from error
 
 
 def _first_prompts(options: TrainingOptions) -> Path:

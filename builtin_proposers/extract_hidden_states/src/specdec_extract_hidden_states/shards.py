@@ -55,7 +55,8 @@ class ShardWriter:
             self._open()
         except OSError as error:
             raise ConfigError(
-                f"speculative.output_path {str(folder)!r} cannot be used: {reason_of(error)}", path="speculative.output_path"
+                f"speculative.output_path {str(folder)!r} cannot be used: {reason_of(error)}",
+                path="speculative.output_path",
             ) from error
 
     @property

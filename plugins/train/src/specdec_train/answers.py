@@ -14,6 +14,7 @@ from attrs import frozen
 from torch import Tensor
 
 from specdec.errors import ConfigError, SpecdecError
+from specdec.wording import reason_of
 from specdec_extract_hidden_states.command import extract
 from specdec_extract_hidden_states.shards import read_manifest, read_request
 from specdec_train.batches import Batch

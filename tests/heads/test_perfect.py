@@ -149,4 +149,6 @@ def test_every_draft_token_is_accepted(start, walker, tmp_path, name, tree):
     # 25 tokens: one by prefill, then 4 by each step of each of the 3 requests. When 4 are left, a tree has only its
     # first 3 nodes, which are two levels.
     assert stats.num_drafts == 3 * 6
-    assert stats.num_accepted_tokens_per_pos[:3] == (18, 18, 15 if tree else 18)
+    assert stats.num_accepted_tokens_per_pos == (18, 18, 15 if tree else 18)
+    assert stats.num_draft_tokens_per_pos == ((36, 33, 15) if tree else (18, 18, 18))
+    assert outputs[0].spec_stats.num_draft_tokens_per_pos == ((12, 11, 5) if tree else (6, 6, 6))

@@ -113,6 +113,15 @@ class _Drawn(_Fixed):
         return Draft(token_ids=draft.token_ids, num_draft_tokens=draft.num_draft_tokens, draft_probs=law)
 
 
+def _outcome(
+    ids: tuple[str, ...], drafted: Any, accepted: Any, parents: tuple[list[int] | None, ...] | None = None
+) -> DraftOutcome:
+    chains = (None,) * len(ids)
+    return DraftOutcome(
+        request_ids=ids, num_draft_tokens=drafted, num_accepted_tokens=accepted, parents=parents or chains
+    )
+
+
 def test_the_first_draft_that_is_not_empty_wins() -> None:
     first, second = _Fixed(1, trigger=50), _Fixed(2)
     draft = _composite(first, second).propose(_batch([50], [51], [50]))
@@ -125,9 +134,7 @@ def test_the_most_promising_draft_wins() -> None:
     composite = _composite(_Fixed(1, length=1), _Fixed(2, length=2), choose="best")
     assert composite.propose(_batch([50])).token_ids.tolist() == [2, 2]
     for _ in range(20):
-        composite.record(
-            DraftOutcome(request_ids=("x",), num_draft_tokens=np.array([2]), num_accepted_tokens=np.array([0]))
-        )
+        composite.record(_outcome(("x",), np.array([2]), np.array([0])))
     assert composite.propose(_batch([50])).token_ids.tolist() == [1]
 
 
@@ -149,7 +156,7 @@ def _steps(composite: CompositeProposer, rows: list[list[int]], count: int, step
         some = np.flatnonzero(drafted)
         ids = tuple([batch.request_ids[i] for i in some])
         accepted = np.ones(len(some), dtype=np.int64)
-        composite.record(DraftOutcome(request_ids=ids, num_draft_tokens=drafted[some], num_accepted_tokens=accepted))
+        composite.record(_outcome(ids, drafted[some], accepted))
     return drafts
 
 
@@ -215,13 +222,21 @@ def test_a_member_that_follows_every_step_is_always_called() -> None:
     assert composite.needs == Needs(every_step=True, lookahead_slots=3)
 
 
+def test_members_count_trees_by_depth() -> None:
+    composite = _composite(_Fixed(1, trigger=50), _Fixed(2))
+    composite.propose(_batch([50], [51]))
+    composite.record(_outcome(("y", "x"), np.array([4, 1]), np.array([2, 1]), ([-1, -1, 0, 0], None)))
+    members = composite.stats()["members"]
+    assert members["a"]["num_draft_tokens_per_pos"] == [1]
+    assert members["b"]["num_draft_tokens_per_pos"] == [2, 2]
+    assert members["b"]["num_accepted_tokens_per_pos"] == [1, 1]
+
+
 def test_members_hear_of_their_own_drafts() -> None:
     first, second = _Fixed(1, trigger=50), _Fixed(2)
     composite = _composite(first, second)
     composite.propose(_batch([50], [51]))
-    composite.record(
-        DraftOutcome(request_ids=("y", "x"), num_draft_tokens=np.array([2, 1]), num_accepted_tokens=np.array([0, 1]))
-    )
+    composite.record(_outcome(("y", "x"), np.array([2, 1]), np.array([0, 1])))
     assert [outcome.request_ids for outcome in first.outcomes] == [("x",)]
     assert second.outcomes[0].num_accepted_tokens.tolist() == [0]
     members = composite.stats()["members"]

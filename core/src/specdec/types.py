@@ -14,7 +14,7 @@ from attrs import field, frozen
 from specdec.sampling.codes import PLACEHOLDER_TOKEN_ID as PLACEHOLDER_TOKEN_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -74,6 +74,8 @@ class DraftOutcome:
     """int32 [B]: verified draft tokens, at least 1; fewer than proposed where the scheduler cut the draft."""
     num_accepted_tokens: np.ndarray
     """int32 [B]: of these, kept in the output; for trees the length of the accepted path."""
+    parents: tuple[Sequence[int] | None, ...]
+    """Of each request's verified tree its parents as in `Draft`, None for a chain."""
 
 
 @frozen(eq=False, kw_only=True)

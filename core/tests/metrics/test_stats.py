@@ -38,20 +38,27 @@ def test_nothing_divides_by_zero(stats):
     json.dumps(stats.as_dict(), allow_nan=False)
 
 
-@given(drafts)
-def test_counting_one_by_one_equals_counting_a_batch(pairs):
-    single, batch = SpecCounter(), SpecCounter()
-    for drafted, accepted in pairs:
-        single.count(drafted, accepted)
-    batch.count_batch([d for d, _ in pairs], [a for _, a in pairs])
-    assert single.snapshot() == batch.snapshot()
+def test_positions_of_a_tree_are_depths():
+    """Two roots, three children, one grandchild; then a chain given as a tree, and one that is none."""
+    counter = SpecCounter()
+    counter.count(6, 2, [-1, -1, 0, 1, 1, 3])
+    assert counter.snapshot().num_draft_tokens_per_pos == (2, 3, 1)
+    assert counter.snapshot().num_accepted_tokens_per_pos == (1, 1, 0)
+    counter.count(4, 3, [-1, 0, 1, 2])
+    counter.count(4, 3)
+    stats = counter.snapshot()
+    assert stats.num_draft_tokens_per_pos == (4, 5, 3, 2)
+    assert stats.num_accepted_tokens_per_pos == (3, 3, 2, 0)
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (3, 14, 8)
+    assert stats.acceptance_rate_per_pos == (1.0, 1.0, 2 / 3, 0.0)
 
 
 @given(drafts)
 def test_invariants_of_counts(pairs):
     """Known fault 74 and invariant I9: parts sum to the whole, and later positions are accepted no more often."""
     counter = SpecCounter()
-    counter.count_batch([d for d, _ in pairs], [a for _, a in pairs])
+    for drafted, accepted in pairs:
+        counter.count(drafted, accepted)
     stats = counter.snapshot()
     assert stats.num_drafts == sum(d > 0 for d, _ in pairs)
     assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens == sum(a for _, a in pairs)

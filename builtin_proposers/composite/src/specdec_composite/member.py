@@ -87,13 +87,16 @@ class Member:
     def record(self, outcome: DraftOutcome, mine: np.ndarray) -> None:
         """Learn what became of this member's drafts: int [n], their indices in the outcome."""
         drafted, accepted = outcome.num_draft_tokens[mine], outcome.num_accepted_tokens[mine]
-        self._counter.count_batch(drafted.tolist(), accepted.tolist())
+        parents = tuple([outcome.parents[i] for i in mine])
+        for one in zip(drafted.tolist(), accepted.tolist(), parents, strict=True):
+            self._counter.count(*one)
         self.worth.record_outcomes(drafted, accepted)
         own = attrs.evolve(
             outcome,
             request_ids=tuple([outcome.request_ids[i] for i in mine]),
             num_draft_tokens=drafted,
             num_accepted_tokens=accepted,
+            parents=parents,
         )
         self.guarded(lambda: self.proposer.record(own))
 

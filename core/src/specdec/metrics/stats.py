@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import attrs
@@ -39,9 +39,9 @@ class StepStats:
     num_drafts: int = 0
     """Requests whose draft was verified."""
     num_draft_tokens_per_pos: tuple[int, ...] = ()
-    """Draft tokens verified at each draft position."""
+    """Draft tokens verified at each draft position; of trees at each depth."""
     num_accepted_tokens_per_pos: tuple[int, ...] = ()
-    """Draft tokens kept at each draft position."""
+    """Draft tokens kept at each draft position; of trees at each depth."""
     num_grammar_forced_tokens: int = 0
     """Tokens added behind drafts because a grammar left one continuation, verified; not counted as draft tokens."""
     num_grammar_accepted_tokens: int = 0
@@ -294,15 +294,20 @@ class SpecCounter:
         self.accepted_per_pos: list[int] = []
         self.num_forced = self.num_forced_accepted = 0
 
-    def count(self, drafted: int, accepted: int) -> None:
-        """Count one draft: ``drafted`` tokens, of which the first ``accepted`` were kept. 0 tokens are no draft."""
+    def count(self, drafted: int, accepted: int, parents: Sequence[int] | None = None) -> None:
+        """Count one draft.
+
+        Args:
+            drafted: its tokens; 0 are no draft.
+            accepted: how many were kept; of a tree the length of the accepted path.
+            parents: of a tree, as in `specdec.types.Draft`, for each token; its positions are depths. None: a chain.
+        """
         if drafted <= 0:
             return
         self.num_drafts += 1
-        _extend(self.drafted_per_pos, drafted)
-        _extend(self.accepted_per_pos, drafted)
-        for position in range(drafted):
-            self.drafted_per_pos[position] += 1
+        per_position = [1] * drafted if parents is None else _per_depth(parents)
+        _add_into(self.drafted_per_pos, per_position)
+        _extend(self.accepted_per_pos, len(per_position))
         for position in range(accepted):
             self.accepted_per_pos[position] += 1
 
@@ -310,18 +315,6 @@ class SpecCounter:
         """Count tokens that a grammar forced, and how many of them were kept."""
         self.num_forced += verified
         self.num_forced_accepted += accepted
-
-    def count_batch(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """`count` for the drafts of a step; cost grows with the number of drafts plus k, not with their product."""
-        longest = max(drafted, default=0)
-        if longest <= 0:
-            return
-        ends_drafted, ends_accepted = [0] * (longest + 1), [0] * (longest + 1)
-        for num_drafted, num_accepted in zip(drafted, accepted, strict=True):
-            ends_drafted[num_drafted] += 1
-            ends_accepted[num_accepted] += 1
-        self.num_drafts += len(drafted) - ends_drafted[0]
-        self.add(0, _at_least(ends_drafted), _at_least(ends_accepted))
 
     def add(self, num_drafts: int, drafted_per_pos: Sequence[int], accepted_per_pos: Sequence[int]) -> None:
         """Add counts that were taken elsewhere."""
@@ -347,9 +340,15 @@ class SpecCounter:
         )
 
 
-def _at_least(ends: list[int]) -> list[int]:
-    """How many values reach each position: ends[n] values equal n -> counts of values above 0, above 1, …"""
-    return list(accumulate(reversed(ends[1:])))[::-1]
+def _per_depth(parents: Sequence[int]) -> list[int]:
+    """Nodes of a tree at each depth; parents come before children."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    counts = [0] * (max(depths) + 1)
+    for depth in depths:
+        counts[depth] += 1
+    return counts
 
 
 def _extend(counts: list[int], length: int) -> None:

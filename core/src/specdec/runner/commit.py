@@ -7,7 +7,7 @@ it, and what is cut never existed for text, log-probabilities, prefix cache or s
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,18 @@ if TYPE_CHECKING:
     from specdec.types import TargetOutput, Verdict
 
 
+class Outcome(NamedTuple):
+    """What became of a request's draft."""
+
+    request: Request
+    drafted: int
+    """The proposer's draft tokens that were verified."""
+    accepted: int
+    """Of these, kept."""
+    parents: Sequence[int] | None
+    """Of a tree's nodes, as in `specdec.types.Draft`; None for a chain."""
+
+
 @define(eq=False)
 class Committed:
     """What a commit changed, for outputs and statistics."""
@@ -41,8 +53,8 @@ class Committed:
     """Requests that emitted tokens or failed."""
     num_generated_tokens: int = 0
     spec: SpecCounter = field(factory=SpecCounter)
-    outcomes: list[tuple[Request, int, int]] = field(factory=list)
-    """Request, the proposer's draft tokens verified and kept, for each draft of the step."""
+    outcomes: list[Outcome] = field(factory=list)
+    """Of each draft of the step."""
 
 
 class Committer:
@@ -172,13 +184,13 @@ def _count_draft(request: Request, draft: RequestDraft, num_accepted: int, commi
 
     What the grammar forced says nothing about the proposer and is counted apart.
     """
-    drafted = draft.num_proposed
+    drafted, parents = draft.num_proposed, draft.parents  # nothing is forced behind a tree
     accepted = min(num_accepted, drafted)
     for counter in (request.spec, committed.spec):
-        counter.count(drafted, accepted)
+        counter.count(drafted, accepted, parents)
         counter.count_forced(draft.num_forced, num_accepted - accepted)
     if drafted:
-        committed.outcomes.append((request, drafted, accepted))
+        committed.outcomes.append(Outcome(request, drafted, accepted, parents))
     return accepted
 
 

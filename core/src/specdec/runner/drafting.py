@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from specdec.control import Control
     from specdec.runner.batch import StepBatch
+    from specdec.runner.commit import Outcome
     from specdec.types import TargetOutput, Verdict
 
 logger = logging.getLogger(__name__)
@@ -113,19 +114,19 @@ class Drafting:
         )
         return [(request, draft) for (request, _), draft in zip(takers, drafts, strict=True)]
 
-    def record(self, step: StepBatch, outcomes: Sequence[tuple[Request, int, int]], seconds: float) -> None:
+    def record(self, step: StepBatch, outcomes: Sequence[Outcome], seconds: float) -> None:
         """Learn how the last drafts did and what the step cost; called when a step is committed.
 
         Args:
             step: the batch that was run and committed.
-            outcomes: request, verified draft tokens and kept ones, for each draft in the step.
+            outcomes: of each draft in the step.
             seconds: from scheduling to commit.
         """
         self._step_seconds = max(seconds, _STEP_TIME_FADES * self._step_seconds)
         if not self.is_on:
             return
         if outcomes and self._drafts_in_vain is not None:
-            self._watch_acceptance(self._drafts_in_vain + len(outcomes), any(kept for _, _, kept in outcomes))
+            self._watch_acceptance(self._drafts_in_vain + len(outcomes), any(outcome.accepted for outcome in outcomes))
         num_tokens = len(step.packed.input_ids)
         only_decodes = num_tokens == len(step.layout.request_index)
         self._decode_seconds = seconds if only_decodes else None
@@ -133,14 +134,15 @@ class Drafting:
             len(step.sampling),
             num_tokens if only_decodes else 0,
             seconds,
-            [known for outcome in outcomes if (known := _known_outcome(*outcome)) is not None],
+            [known for outcome in outcomes if (known := _known_outcome(outcome)) is not None],
         )
         if outcomes and self._wants_outcomes:
-            requests, drafted, accepted = zip(*outcomes, strict=True)
+            requests, drafted, accepted, parents = zip(*outcomes, strict=True)
             outcome = DraftOutcome(
                 request_ids=tuple([request.request_id for request in requests]),
                 num_draft_tokens=np.array(drafted, dtype=np.int32),
                 num_accepted_tokens=np.array(accepted, dtype=np.int32),
+                parents=parents,
             )
             self._guarded(lambda: self.proposer.record(outcome))
 
@@ -287,8 +289,7 @@ class Drafting:
             )
 
 
-def _known_outcome(request: Request, drafted: int, accepted: int) -> tuple[str, int, int] | None:
+def _known_outcome(outcome: Outcome) -> tuple[str, int, int] | None:
     """What an outcome says about acceptance: nothing about the tokens that a stop cut off."""
-    if request.is_finished:
-        drafted = accepted
-    return (request.request_id, drafted, accepted) if drafted else None
+    drafted = outcome.accepted if outcome.request.is_finished else outcome.drafted
+    return (outcome.request.request_id, drafted, outcome.accepted) if drafted else None

@@ -75,6 +75,16 @@ class LLM:
         """The longest sequence, prompt and output together."""
         return self._engine.context.max_model_len
 
+    @property
+    def dtype(self) -> str:
+        """Type of weights and activations, for example 'bfloat16'."""
+        return self._engine.context.dtype
+
+    @property
+    def device(self) -> str:
+        """Where the model runs: 'cpu', 'cuda', …"""
+        return self._engine.context.device
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, or None when it has none."""
         return self._engine.tokenizer

@@ -52,6 +52,7 @@ class FakeLLM:
 
     def __init__(self, config):
         self.config = config
+        self.dtype, self.device = "bfloat16", "cpu"
         self.calls = []
         self.speculation = []
         self.closed = False

@@ -7,9 +7,10 @@ import pytest
 from specdec.cli import measuring
 from specdec.cli.bench import show
 from specdec.cli.prompts import bundled_sets, read_set
-from specdec.cli.tables import stats_rows
+from specdec.cli.tables import accepted_at, stats_rows
 from specdec.config import SpeculativeConfig, from_kwargs
 from specdec.metrics import EngineStats
+from specdec.types import SpecStats
 
 METHOD = ["--speculative.method", "ngram"]
 
@@ -21,7 +22,7 @@ def test_the_table(cli, fake_engine):
         "tokens/s",
         "ratio of medians",
         "acceptance length",
-        "draft position",
+        "accepted at position, of all drafts",
         "propose ms/step",
         "identical",
     ):
@@ -30,6 +31,28 @@ def test_the_table(cli, fake_engine):
     assert "2.00" in out
     assert [engine.config.speculative is None for engine in fake_engine] == [True, False]
     assert all(engine.closed for engine in fake_engine)
+
+
+def test_the_settings_stand_above_the_table(cli, fake_engine):
+    options = ["--num-prompts", "3", "--max-tokens", "32", "--rounds", "2", "--batch-size", "2", "--temperature", "0.5"]
+    _, out, _ = cli("bench", "m", *METHOD, "--also", '{"method": "ngram", "num_speculative_tokens": 9}', *options)
+    first = out.splitlines()[0]
+    threads = first.partition(" thread")[0].rpartition(" ")[2]
+    assert int(threads) > 0
+    assert first == (
+        f"m, bfloat16 on cpu, {threads} thread{'s' * (threads != '1')}: 3 prompts of code_edit, at most 32 tokens each, batch size 2, "
+        "temperature 0.5, 2 rounds; plain against ngram, ngram k=9"
+    )
+
+
+@pytest.mark.parametrize(
+    ("drafted", "shown"), [((4, 4), "50 25 %"), ((4, 2), "50 25 % (100 50 % drafted)"), ((), "50 25 %")]
+)
+def test_acceptance_at_a_position_is_of_all_drafts(drafted, shown):
+    """As in vLLM and the glossary; where drafts differ in length it says how many got there."""
+    counts = {"num_drafts": 4, "num_accepted_tokens_per_pos": (2, 1), "num_draft_tokens_per_pos": drafted}
+    assert accepted_at(SpecStats(**counts)) == shown
+    assert dict(stats_rows(EngineStats(**counts), 1.0))["accepted at position"] == f"{shown} of all drafts"
 
 
 def test_turns_alternate_and_seeds_are_shared(monkeypatch, fake_engine):
@@ -195,7 +218,7 @@ def test_members_of_a_proposer_are_shown(capsys):
     variants = [measuring.Variant(name, from_kwargs("m")) for name in ("plain", "composite")]
     for variant, found in zip(variants, ({}, {"members": members}), strict=True):
         variant.runs.append(measuring.Run(round=0, seconds=1.0, num_tokens=2, stats=EngineStats(proposer=found)))
-    show([measuring.summary(variant, variants[0]) for variant in variants])
+    show("what was measured", [measuring.summary(variant, variants[0]) for variant in variants])
     lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
     assert "members of composite" in lines
     assert "ngram 4 8 3 50 25 % 0.250" in lines

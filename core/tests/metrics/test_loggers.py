@@ -40,7 +40,7 @@ def test_speculation_is_told_when_there_was_any(caplog):
     assert "acceptance" not in lines(caplog)[0]
     logger.record(StepStats(num_drafts=2, num_draft_tokens_per_pos=(2, 2), num_accepted_tokens_per_pos=(2, 1)))
     logger.close()
-    assert "acceptance length 2.50 (3 of 4 draft tokens; per position 100% 50%)" in lines(caplog)[1]
+    assert "acceptance length 2.50 (3 of 4 draft tokens; of all drafts 100% 50% at each position)" in lines(caplog)[1]
 
 
 def test_closing_writes_the_rest_once_and_nothing_when_idle(caplog):

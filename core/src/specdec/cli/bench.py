@@ -21,6 +21,7 @@ from specdec.config.text import parse_object
 if TYPE_CHECKING:
     from specdec.cli.measuring import Variant
     from specdec.config import EngineConfig
+    from specdec.types import SpecStats
 
 EXAMPLES = """\
   specdec bench demo:smollm2 --speculative.method ngram
@@ -165,7 +166,7 @@ def report(arguments: argparse.Namespace, variants: list[Variant], summaries: li
     if arguments.output_json == "-":
         print(json.dumps(result, indent=2))
     else:
-        show(summaries)
+        show(settings_line(arguments, variants), summaries)
     if arguments.output_json and arguments.output_json != "-":
         Path(arguments.output_json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if arguments.plot:
@@ -188,8 +189,33 @@ def as_json(arguments: argparse.Namespace, variants: list[Variant], summaries: l
     }
 
 
-def show(summaries: list[dict[str, Any]]) -> None:
-    """One column for each variant."""
+def settings_line(arguments: argparse.Namespace, variants: list[Variant]) -> str:
+    """What was measured, in one line."""
+    import torch
+
+    plain, *others = variants
+    return (
+        f"{plain.config.model}, {plain.runs_in}, {_number(torch.get_num_threads(), 'thread')}: "
+        f"{_number(len(plain.token_ids), 'prompt')} of {arguments.prompts}, at most "
+        f"{_number(arguments.max_tokens, 'token')} each, batch size {arguments.batch_size}, "
+        f"temperature {arguments.temperature:g}, {_number(arguments.rounds, 'round')}; "
+        f"plain against {', '.join(map(_described, others))}"
+    )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def _described(variant: Variant) -> str:
+    """A variant's name, and the most tokens of its drafts where that was set."""
+    speculative = variant.config.speculative
+    k = speculative.num_speculative_tokens if speculative else None
+    return variant.name if k is None or f"k={k}" in variant.name else f"{variant.name} k={k}"
+
+
+def show(settings: str, summaries: list[dict[str, Any]]) -> None:
+    """What was measured, and one column for each variant."""
     from rich.table import Table
 
     from specdec.cli.console import make_console
@@ -201,6 +227,7 @@ def show(summaries: list[dict[str, Any]]) -> None:
     for label, cells in rows(summaries):
         table.add_row(label, *cells)
     console = make_console()
+    console.print(settings, markup=False, highlight=False, soft_wrap=True)
     console.print(table)
     for numbers in summaries:
         if members := numbers["stats"]["proposer"].get("members"):
@@ -211,40 +238,50 @@ def _members_table(name: str, members: Mapping[str, Mapping[str, Any]]) -> Any:
     """What each proposer within a variant's proposer did, since the engine started."""
     from rich.table import Table
 
-    from specdec.cli.tables import percentages
+    from specdec.cli.tables import accepted_at
 
     table = Table(header_style="bold", title=f"members of {name}")
     table.add_column("")
-    for column in ("drafts", "draft tokens", "accepted", "per draft position", "draft seconds"):
+    for column in ("drafts", "draft tokens", "accepted", "at position, of its drafts", "draft seconds"):
         table.add_column(column, justify="right")
     for member, counts in members.items():
-        drafts, accepted = counts["num_drafts"], counts["num_accepted_tokens_per_pos"]
         table.add_row(
             member if counts.get("is_on", True) else f"{member} (switched off)",
-            str(drafts),
+            str(counts["num_drafts"]),
             str(counts["num_draft_tokens"]),
             str(counts["num_accepted_tokens"]),
-            percentages(tuple([number / max(drafts, 1) for number in accepted])),
+            accepted_at(_spec_stats(counts)),
             f"{counts['propose_seconds']:.3f}",
         )
     return table
 
 
+def _spec_stats(counts: Mapping[str, Any]) -> SpecStats:
+    """The counts of drafts among others."""
+    from specdec.types import SpecStats
+
+    return SpecStats(
+        num_drafts=counts["num_drafts"],
+        num_accepted_tokens_per_pos=tuple(counts["num_accepted_tokens_per_pos"]),
+        num_draft_tokens_per_pos=tuple(counts.get("num_draft_tokens_per_pos", ())),
+    )
+
+
 def rows(summaries: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     """Label and cells of each line of the table."""
-    from specdec.cli.tables import percentages
+    from specdec.cli.tables import accepted_at
 
     def line(label: str, key: str, form: str) -> tuple[str, list[str]]:
         return label, [format(numbers[key], form) for numbers in summaries]
 
-    per_position = [percentages(tuple(numbers["acceptance_rate_per_pos"])) for numbers in summaries]
+    at_position = [accepted_at(_spec_stats(numbers["stats"])) for numbers in summaries]
     return [
         line("tokens/s (median of rounds)", "tokens_per_second", ".1f"),
         line("ratio of medians", "ratio_of_medians", ".2f"),
         line("tokens/s after the first token", "decode_tokens_per_second", ".1f"),
         line("ratio of medians", "decode_ratio_of_medians", ".2f"),
         line("acceptance length", "acceptance_length", ".2f"),
-        ("accepted per draft position", per_position),
+        ("accepted at position, of all drafts", at_position),
         line("target ms/step", "target_ms_per_step", ".2f"),
         line("verify ms/step", "verify_ms_per_step", ".2f"),
         line("propose ms/step", "propose_ms_per_step", ".2f"),

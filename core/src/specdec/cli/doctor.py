@@ -333,10 +333,10 @@ def _step_table(found: Diagnosis) -> Any:
 def _method_table(found: Diagnosis) -> Any:
     from rich.table import Table
 
-    from specdec.cli.tables import percentages
+    from specdec.cli.tables import per_position
 
     table = Table(header_style="bold", title="methods, one request at a time")
-    for column in ("method", "steps with a draft", "accepted per position", "draft ms (k=1, most)"):
+    for column in ("method", "steps with a draft", "accepted at position, of all drafts", "draft ms (k=1, most)"):
         table.add_column(column)
     for times in found.step_times:
         table.add_column(f"best k, predicted (batch {times.batch_size})", justify="right")
@@ -345,7 +345,7 @@ def _method_table(found: Diagnosis) -> Any:
         table.add_row(
             facts.name,
             f"{facts.draft_share:.0%}",
-            percentages(facts.acceptance),
+            per_position(facts.acceptance, facts.drafted),
             f"{1000 * facts.draft_seconds_first:.2f}, {1000 * facts.draft_seconds_last:.2f}",
             *(f"k={k}, {speed:.2f}x" for k, speed in bests),
         )

@@ -62,6 +62,8 @@ class Variant:
     token_ids: list[list[int]] = field(factory=list)
     """The outputs of the first round, in the order of the prompts."""
     texts: list[str] = field(factory=list)
+    runs_in: str = ""
+    """Dtype and device of its engine, in words."""
 
     @property
     def median_rate(self) -> float:
@@ -174,7 +176,8 @@ def _running(
             engines_of.append((variant, shared or stack.enter_context(engines.open_llm(variant.config))))
         inputs = [prompt.for_engine(engines_of[0][1]) for prompt in prompts]
         seeded = [attrs.evolve(params, seed=number) for number in range(len(prompts))]
-        for _, engine in engines_of:
+        for variant, engine in engines_of:
+            variant.runs_in = f"{engine.dtype} on {engine.device}"
             warm_up(engine, inputs[0], params)
         yield engines_of, inputs, seeded
 

@@ -8,6 +8,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from specdec.metrics import EngineStats
+    from specdec.types import SpecStats
 
 
 def stats_table(stats: EngineStats, seconds: float | None = None) -> Table:
@@ -36,7 +37,7 @@ def stats_rows(stats: EngineStats, seconds: float) -> list[tuple[str, str]]:
         rows += [
             ("acceptance length", f"{stats.mean_acceptance_length:.2f} tokens per verify step with a draft"),
             ("accepted", f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens"),
-            ("per position", percentages(stats.acceptance_rate_per_pos)),
+            ("accepted at position", f"{accepted_at(stats.spec)} of all drafts"),
         ]
     for name, counts in stats.proposer.get("members", {}).items():
         tokens = f"{counts['num_accepted_tokens']} of {counts['num_draft_tokens']} draft tokens accepted"
@@ -73,6 +74,23 @@ def time_shares(stats: EngineStats) -> str:
         ("rest", stats.rest_seconds),
     )
     return ", ".join(f"{name} {1000 * seconds / steps:.2f} ms" for name, seconds in stages)
+
+
+def accepted_at(spec: SpecStats) -> str:
+    """The share of all drafts that was accepted at each draft position; see `per_position`."""
+    drafted = tuple([number / max(spec.num_drafts, 1) for number in spec.num_draft_tokens_per_pos])
+    return per_position(spec.acceptance_rate_per_pos, drafted)
+
+
+def per_position(accepted: tuple[float, ...], drafted: tuple[float, ...]) -> str:
+    """'75 63 20 %'; where some drafts were shorter, '75 63 20 % (100 90 40 % drafted)'.
+
+    Args:
+        accepted: of all drafts, the share that was accepted at each draft position.
+        drafted: of all drafts, the share that had a token there.
+    """
+    reached = "" if all(rate == 1.0 for rate in drafted) else f" ({percentages(drafted)} drafted)"
+    return percentages(accepted) + reached
 
 
 def percentages(rates: tuple[float, ...]) -> str:

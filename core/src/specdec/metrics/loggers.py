@@ -104,6 +104,7 @@ def stats_line(window: EngineStats, last: StepStats, elapsed: float) -> str:
         rates = " ".join(f"{rate:.0%}" for rate in window.acceptance_rate_per_pos)
         parts.append(
             f"acceptance length {window.mean_acceptance_length:.2f} "
-            f"({window.num_accepted_tokens} of {window.num_draft_tokens} draft tokens; per position {rates})"
+            f"({window.num_accepted_tokens} of {window.num_draft_tokens} draft tokens; of all drafts {rates} at each "
+            "position)"
         )
     return ", ".join(parts)

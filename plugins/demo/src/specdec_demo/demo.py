@@ -15,7 +15,7 @@ from rich.text import Text
 from specdec.cli import measuring
 from specdec.cli.console import make_console
 from specdec.cli.prompts import Prompt, read_file
-from specdec.cli.tables import percentages
+from specdec.cli.tables import accepted_at
 from specdec.config import EngineConfig, from_kwargs
 from specdec.sampling.params import SamplingParams
 from specdec_demo.methods import installed_methods
@@ -87,7 +87,7 @@ def figures(variants: list[Variant]) -> Table:
     """Speed and acceptance, one line for each method."""
     table = Table(header_style="bold")
     table.add_column("method")
-    for column in ("tokens/s", "speed-up", "acceptance length", "accepted per position", "same text as plain"):
+    for column in ("tokens/s", "speed-up", "acceptance length", "accepted at position", "same text as plain"):
         table.add_column(column, justify="right")
     for variant in variants:
         numbers = measuring.summary(variant, variants[0])
@@ -97,7 +97,7 @@ def figures(variants: list[Variant]) -> Table:
             f"{numbers['tokens_per_second']:.1f}",
             f"{numbers['ratio_of_medians']:.2f}x",
             f"{numbers['acceptance_length']:.2f}" if drafted else "-",
-            percentages(tuple(numbers["acceptance_rate_per_pos"])),
+            accepted_at(variant.stats.spec),
             f"{numbers['share_identical_to_plain']:.0%}" if drafted else "-",
         )
     return table
@@ -107,8 +107,8 @@ def explain(console: Console, variants: list[Variant], left_out: dict[str, str])
     """What the figures mean, and what is missing."""
     console.print(
         "Speed-up: ratio of the medians over the rounds. Acceptance length: tokens gained per verify step "
-        "with a draft, the model's own token included. Accepted per position: part of the drafts whose token there "
-        "was kept. "
+        "with a draft, the model's own token included. Accepted at position: part of all drafts whose token there was "
+        "kept; in brackets, where some were shorter, the part that had one. "
         "Where half-precision kernels add in another order for one token than for several (not those for CPUs), two "
         "nearly equal logits can swap; with --dtype float32 the texts are the same.",
         style="dim",

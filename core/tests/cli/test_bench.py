@@ -39,8 +39,9 @@ def test_the_settings_stand_above_the_table(cli, fake_engine):
     first = out.splitlines()[0]
     threads = first.partition(" thread")[0].rpartition(" ")[2]
     assert int(threads) > 0
+    plural = "thread" if threads == "1" else "threads"
     assert first == (
-        f"m, bfloat16 on cpu, {threads} thread{'s' * (threads != '1')}: 3 prompts of code_edit, at most 32 tokens each, batch size 2, "
+        f"m, bfloat16 on cpu, {threads} {plural}: 3 prompts of code_edit, at most 32 tokens each, batch size 2, "
         "temperature 0.5, 2 rounds; plain against ngram, ngram k=9"
     )
 

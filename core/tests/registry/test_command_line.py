@@ -209,3 +209,30 @@ def test_kinds_without_a_contract_and_names_of_several_kinds(toys: Toys, capsys:
     assert "'order' is a command, and there are no contract tests for commands" in capsys.readouterr().err
     assert main(["plugins", "check", "same", "--kind", "head", "--options", "[1]"]) == 2
     assert "not a JSON object" in capsys.readouterr().err
+
+
+NEEDS = """
+[[needs]]
+plugin = "{name}"
+any_path = ["/dev/there-is-none", "{path}"]
+otherwise = "needs an abacus, and this machine has none"
+"""
+
+
+def test_what_the_machine_lacks_is_told_without_importing(
+    toys: Toys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, path in (("lacking", "/dev/neither"), ("served", str(tmp_path))):
+        files = {f"toy_{name}/specdec_machine.toml": NEEDS.format(name=name, path=path)}
+        toys.proposer(f"toy-{name}", name, files=files)
+    toys.proposer("toy-odd", "odd", files={"toy_odd/specdec_machine.toml": "[[needs]]\nplugin = 3\n"})
+    assert main(["plugins", "--json"]) == 0
+    found = {entry["name"]: (entry["status"], entry["detail"]) for entry in json.loads(capsys.readouterr().out)}
+    assert found["lacking"] == ("not on this machine", "needs an abacus, and this machine has none")
+    assert found["served"] == ("ok", "")
+    assert "specdec_machine.toml is malformed: a table must have exactly the keys" in found["odd"][1]
+    assert not {"toy_lacking", "toy_served"} & set(sys.modules)
+    assert main(["plugins"]) == 0
+    assert "lacking of toy-lacking, not on this machine: needs an abacus" in capsys.readouterr().out
+    assert main(["plugins", "info", "lacking"]) == 0
+    assert "not on this machine" in capsys.readouterr().out

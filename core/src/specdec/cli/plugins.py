@@ -19,6 +19,7 @@ from specdec.cli.parser import add_command
 from specdec.errors import PluginError, PluginNotFoundError, SpecdecError
 from specdec.registry import PluginEntry, Registry
 from specdec.registry.catalogue import DISTRIBUTIONS, KINDS
+from specdec.registry.machine import obstacle
 from specdec.registry.messages import did_you_mean
 from specdec.registry.policy import core_requirement
 
@@ -33,7 +34,7 @@ EXAMPLES = """\
   specdec plugins check ngram
       run the contract tests against it"""
 
-_STYLES = {"ok": "green", "blocked": "yellow", "missing dependency": "yellow"}
+_STYLES = {"ok": "green", "blocked": "yellow", "missing dependency": "yellow", "not on this machine": "yellow"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -108,7 +109,7 @@ def _json_table(text: str) -> dict[str, Any]:
 def run_list(arguments: argparse.Namespace) -> int:
     """Print all plugins; returns the exit code."""
     registry = _registry(arguments)
-    entries = registry.entries()
+    entries = tuple(_on_this_machine(entry) for entry in registry.entries())
     if arguments.load:
         entries = tuple(_after_loading(registry, entry) for entry in entries)
     if arguments.json:
@@ -118,9 +119,19 @@ def run_list(arguments: argparse.Namespace) -> int:
     return 1 if arguments.load and any(entry.status == "broken" for entry in entries) else 0
 
 
+def _on_this_machine(entry: PluginEntry) -> PluginEntry:
+    """The entry, marked when its distribution says that the machine lacks something."""
+    lacks = obstacle(entry.found.module, entry.name) if entry.status == "ok" and entry.name else ""
+    return attrs.evolve(entry, status="not on this machine", detail=lacks) if lacks else entry
+
+
 def _after_loading(registry: Registry, entry: PluginEntry) -> PluginEntry:
     """The entry, marked as broken when importing it fails."""
-    if entry.status not in ("ok", "missing dependency") or entry.kind is None or entry.name is None:
+    if (
+        entry.status not in ("ok", "missing dependency", "not on this machine")
+        or entry.kind is None
+        or entry.name is None
+    ):
         return entry
     try:
         registry.load(entry.kind, entry.name)
@@ -157,7 +168,7 @@ def _print_table(registry: Registry, entries: tuple[PluginEntry, ...]) -> None:
 def run_info(arguments: argparse.Namespace) -> int:
     """Print what is known about one name; returns the exit code."""
     registry = _registry(arguments)
-    described = [_described(registry, entry) for entry in _named(registry, arguments.name)]
+    described = [_described(registry, _on_this_machine(entry)) for entry in _named(registry, arguments.name)]
     if arguments.json:
         _print_json(described)
         return 0
@@ -185,7 +196,7 @@ def _described(registry: Registry, entry: PluginEntry) -> dict[str, Any]:
     facts["entry_point"] = entry.found.value
     required = core_requirement(entry.found)
     facts["requires_core"] = str(required.specifier) if required else "any version"
-    if entry.kind and entry.name and KINDS[entry.kind].options and entry.status == "ok":
+    if entry.kind and entry.name and KINDS[entry.kind].options and entry.status in ("ok", "not on this machine"):
         try:
             facts["options"] = _options(registry, entry.kind, entry.name)
         except PluginError as error:

@@ -25,7 +25,10 @@ BLOCK_VARIABLE = "SPECDEC_PLUGINS_BLOCK"
 Installed = Callable[[str], str | None]
 """Tells the installed version of a distribution; None: there is none."""
 
-Status = Literal["ok", "missing dependency", "wrong core version", "conflict", "blocked", "broken"]
+Status = Literal[
+    "ok", "missing dependency", "wrong core version", "conflict", "blocked", "broken", "not on this machine"
+]
+"""What a plugin is like; only listings ask what it needs of the machine (`specdec.registry.machine`)."""
 
 
 @frozen(kw_only=True)

@@ -1,6 +1,6 @@
 """After every step the head's K/V is what the head would compute over the committed text from scratch.
 
-Through prefill in chunks, cached prefixes, preemption, rejected drafts, accepted paths of trees and
+Known bug 46: through prefill in chunks, cached prefixes, preemption, rejected drafts, accepted paths of trees and
 rows of mask tokens.
 """
 

@@ -59,7 +59,7 @@ def start(model: str) -> Iterator[Start]:
             "model": model,
         } | settings
         if proposer is not None:
-            settings |= use_proposer(proposer, k)
+            settings = use_proposer(proposer, k) | settings
         engine = LLM(**settings)
         engines.append(engine)
         return engine

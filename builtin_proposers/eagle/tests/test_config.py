@@ -20,6 +20,7 @@ def test_a_tree_in_vllms_notation():
     ["[(0, 0)]", "[(0,), (2,)]", "[(0,), (0,)]", "[()]", "nonsense", "[]", "[(-1,)]", "[(0.5,)]", "(0,)", 3],
 )
 def test_what_is_no_tree_is_refused(tree):
+    """Known bug 67."""
     with pytest.raises(ConfigError, match=r"speculative\.speculative_token_tree.*must be a tree like"):
         EagleConfig(model="x", speculative_token_tree=tree)
 

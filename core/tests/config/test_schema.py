@@ -147,6 +147,7 @@ def test_several_mistakes_are_told_together():
 
 @pytest.mark.parametrize("given", [{}, {"num_speculative_tokens": 3}, {"prompt_lookup_max": 3}])
 def test_speculation_without_method_or_model_is_refused(given):
+    """Known bug 91: settings that do nothing without another one."""
     with pytest.raises(SettingsConflictError, match=r"without 'method' or 'model'"):
         from_kwargs("m", speculative_config=given)
 

@@ -226,6 +226,27 @@ def test_nothing_to_draft_costs_little(draft: str, batch_size: int) -> None:
     assert decode(adaptive(), "random", draft, batch_size).rate > 0.98 * fixed_rates("random", draft, batch_size)[0]
 
 
+def dear_rows(num_requests: int, rows: int) -> float:
+    """Seconds of a step of a small model without a matrix unit: a draft token costs nearly what a request does."""
+    return 2e-3 + 4e-3 * (num_requests + 1.2 * (rows - num_requests))
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_good_drafts_that_cannot_pay_cost_little(batch_size: int) -> None:
+    """Known bug 88: lookup with an acceptance of 0.7 on a model so small that every draft length is slower."""
+    rng = np.random.default_rng(3)
+    runs = [np.minimum(rng.geometric(0.3, 255) - 1, K) for _ in range(16)]
+    traces = [Trace((K,) * 255, tuple(run.tolist())) for run in runs]
+    tallies = [
+        replay(control, traces, Machine(dear_rows), batch_size=batch_size, k=K)
+        for control in (adaptive(), *(FixedControl(Schedule.parse({"1": k}, K)) for k in range(K + 1)))
+    ]
+    auto, plain, shortest, *_ = tallies
+    assert shortest.accepted / shortest.drafted_rows > 0.6
+    assert max(tally.rate for tally in tallies[2:]) < 0.95 * plain.rate
+    assert auto.rate > 0.97 * plain.rate
+
+
 def _trusting(control: AdaptiveControl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimates are taken at their word, and a plan is kept however little is known of its cost."""
     monkeypatch.setattr(module, "_CAUTION", -1.0)

@@ -126,8 +126,25 @@ def test_conversion_runs_in_a_process_of_its_own_and_shows_progress(file, cache,
         "model.safetensors",
         "specdec_conversion.json",
     ]
-    assert "Converting tiny.gguf" in capfd.readouterr().err
+    assert "Converting tiny.gguf to float32, once for this dtype\n" in capfd.readouterr().err
     assert not [entry for entry in path.parent.iterdir() if entry.name.endswith(".partial")]
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_each_dtype_is_announced_before_it_is_converted(file, cache, capfd, monkeypatch):
+    """Also where standard error is no terminal, and a bar would show only when it is full."""
+    said = {}
+
+    def write(source, target, dtype, advance):
+        said[dtype] = capfd.readouterr().err
+        target.mkdir()
+
+    monkeypatch.setattr(gguf_module, "_write_checkpoint", write)
+    for dtype in ("bfloat16", "float32", "float32"):
+        converted(file, dtype, cache)
+    expected = "Converting tiny.gguf to {}, once for this dtype\n"
+    assert said == {dtype: expected.format(dtype) for dtype in ("bfloat16", "float32")}
+    assert capfd.readouterr().err == ""
 
 
 def test_errors_of_the_converting_process_come_back_as_one_message(tmp_path, model, cache, monkeypatch, capsys):

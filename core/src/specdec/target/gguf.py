@@ -91,7 +91,7 @@ def convert(source: Path, target: Path, dtype: str) -> None:
         ModelLoadError: see `converted`.
     """
     header = read_header(source)
-    with _Progress(f"Converting {source.name}", header.num_tensors + 3) as advance:
+    with _Progress(f"Converting {source.name} to {dtype}, once for this dtype", header.num_tensors + 3) as advance:
         try:
             _write_checkpoint(source, target, dtype, advance)
         except ModelLoadError:
@@ -155,14 +155,17 @@ def _read_tensors(source: Path, skeleton: Any, dtype: Any, advance: Callable[[],
 
 
 class _Progress:
-    """A progress bar on standard error that yields a function to advance it."""
+    """A progress bar on standard error that yields a function to advance it; without a terminal one line, at once."""
 
     def __init__(self, title: str, total: int) -> None:
         from rich.console import Console
         from rich.progress import Progress
 
-        self._bar = Progress(console=Console(stderr=True))
+        console = Console(stderr=True)
+        self._bar = Progress(console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task(title, total=total)
+        if not console.is_terminal:
+            console.print(title, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Callable[[], None]:
         self._bar.start()

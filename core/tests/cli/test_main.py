@@ -234,3 +234,12 @@ def test_ctrl_c_while_the_command_line_is_imported_is_130(monkeypatch):
     monkeypatch.delitem(sys.modules, "specdec.cli.main")
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     assert entry.main() == 130
+
+
+def test_advice_for_vllms_options_names_no_method():
+    """The core knows none; what belongs to one is found among the installed."""
+    from specdec.cli.vllm_options import ADVICE
+    from specdec.registry.catalogue import DISTRIBUTIONS
+
+    words = set(re.findall(r"\w+", " ".join((*ADVICE, *ADVICE.values()))))
+    assert not words & set(DISTRIBUTIONS["proposer"])

@@ -236,3 +236,20 @@ def test_what_the_machine_lacks_is_told_without_importing(
     assert "lacking of toy-lacking, not on this machine: needs an abacus" in capsys.readouterr().out
     assert main(["plugins", "info", "lacking"]) == 0
     assert "not on this machine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--depth", "--deep-depth", "--speculative.depth=3"])
+def test_an_option_that_belongs_to_a_method_is_told_with_its_method(
+    toys: Toys, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also with the method's name before it, as some are in vLLM."""
+    toys.proposer("toy-deep", "deep", OPTIONS)
+    toys.proposer("toy-broken", "broken", "import nothing_of_the_kind\n")
+    assert main(["chat", "m", option, "3"]) == 2
+    told = "It is an option of the method 'deep', given as --set speculative.depth=VALUE. See: specdec chat --help"
+    assert capsys.readouterr().err == f"error: unknown option {option.partition('=')[0]!r}. {told}\n"
+    toys.proposer("toy-other", "other", OPTIONS)
+    assert main(["chat", "m", "--depth", "3"]) == 2
+    assert "of the methods 'deep' and 'other', given as" in capsys.readouterr().err
+    assert main(["chat", "m", "--dapth", "3"]) == 2
+    assert "option of the method" not in capsys.readouterr().err

@@ -119,7 +119,11 @@ def unknown_arguments(extras: list[str], known: Iterable[str], positions: Sequen
     wrong = next((extra for extra in extras if extra.startswith("-")), extras[0]).partition("=")[0]
     if wrong in ADVICE:
         return f"there is no option {wrong!r}. {ADVICE[wrong]}"
-    if wrong.startswith("--speculative.") and "--set" in (known := tuple(known)):
+    known = tuple(known)
+    of_method = _method_with(wrong) if "--set" in known else ""
+    if of_method:
+        return f"unknown option {wrong!r}. {of_method}"
+    if wrong.startswith("--speculative.") and "--set" in known:
         path = wrong[2:].replace("-", "_")
         near = closest(wrong, [option for option in known if option.startswith("--speculative.")], cutoff=0.85)
         hint = f"Did you mean {near}? " if near else ""
@@ -130,6 +134,20 @@ def unknown_arguments(extras: list[str], known: Iterable[str], positions: Sequen
         return f"unknown option {wrong!r}.{hint}"
     taken = f" Only {' and '.join(positions)} can be given without an option, all in one place." if positions else ""
     return f"unknown argument {wrong!r}.{taken}"
+
+
+def _method_with(option: str) -> str:
+    """Which installed methods have an option of this name, with a method's name before it or without; else nothing."""
+    from specdec.registry.options import option_names
+
+    typed = option.lstrip("-").removeprefix("speculative.").replace("-", "_")
+    pairs = ((method, key) for method, keys in option_names("proposer") for key in keys)
+    found = {method: key for method, key in pairs if typed in (key, f"{method}_{key}")}
+    if not found:
+        return ""
+    names = " and ".join(map(repr, found))
+    key = next(iter(found.values()))
+    return f"It is an option of the method{'s' * (len(found) > 1)} {names}, given as --set speculative.{key}=VALUE."
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None, help_text: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _PARALLEL = "One process drives one replica on one device; run several behind a load balancer for more throughput."
 _OLD_SPECULATION = 'Write it into the table: --speculative-config \'{"method": …, "model": …}\'.'
-_NGRAM = 'It is a key of the method: --speculative-config \'{"method": "ngram", "prompt_lookup_max": 4}\'.'
 _COMPILATION = "Layers are fused at load without a compiler or captured graphs; --no-fuse leaves them as they are."
 _TOOLS = "Calls that are JSON are found in answers without it."
 _PREFILL = "Prompts are cut into chunks by themselves; --max-num-batched-tokens bounds the tokens of one step."
@@ -33,7 +32,6 @@ _ADVICE: dict[str, tuple[str, ...]] = {
         *("--speculative-model", "--num-speculative-tokens", "--speculative-draft-tensor-parallel-size"),
         *("--speculative-max-model-len", "--speculative-model-quantization", "--speculative-disable-mqa-scorer"),
     ),
-    _NGRAM: ("--ngram-prompt-lookup-max", "--ngram-prompt-lookup-min"),
     'Use num_speculative_tokens_per_batch_size of the table speculative, for example {"16": 0}.': (
         "--speculative-disable-by-batch-size",
     ),

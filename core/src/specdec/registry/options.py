@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -10,7 +11,7 @@ import attrs
 from specdec.config.problems import SeveralProblemsError, UnknownSettingError, join, together
 from specdec.config.schema import SpeculativeConfig
 from specdec.config.structure import structure
-from specdec.errors import ConfigError, SpecdecError
+from specdec.errors import ConfigError, PluginError, SpecdecError
 from specdec.registry.catalogue import KINDS
 from specdec.registry.messages import contract, describe
 from specdec.registry.policy import PluginEntry
@@ -35,6 +36,21 @@ def build_options(entry: PluginEntry, cls: type | None, options: Mapping[str, An
         return structure(cls, options, section)
     except ConfigError as error:
         raise _completed(entry, error, section) from error.__cause__
+
+
+def option_names(kind: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Names of the usable plugins of a kind, and of their own options; imports their modules."""
+    from specdec.registry.registry import Registry
+
+    registry = Registry()
+    for entry in registry.entries():
+        if entry.kind != kind or entry.status != "ok" or entry.name is None:
+            continue
+        with suppress(PluginError):
+            plugin = registry.load(kind, entry.name)
+            cls = plugin.build("config_class") if plugin.implements("config_class") else None
+            if cls is not None and attrs.has(cls):
+                yield entry.name, tuple(attribute.name for attribute in attrs.fields(cls))
 
 
 def _completed(entry: PluginEntry, error: SpecdecError, section: str) -> SpecdecError:

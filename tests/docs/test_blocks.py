@@ -55,6 +55,8 @@ def test_a_toml_block_is_a_configuration_or_part_of_a_package(block: Block, tmp_
         assert set(groups) <= set(GROUPS)
     elif "checkpoint" in values:
         assert all(marker.keys() >= {"method", "config"} for marker in values["checkpoint"])
+    elif "head" in values:
+        assert all(table.keys() == {"target", "method", "folder"} for table in values["head"])
     elif "needs" in values:
         assert all(table.keys() == {"plugin", "any_path", "otherwise"} for table in values["needs"])
     else:

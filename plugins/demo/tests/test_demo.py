@@ -8,6 +8,8 @@ import pytest
 from specdec.cli.main import main
 from specdec.config import SpeculativeConfig
 from specdec.errors import ConfigError, PluginConflictError
+from specdec.registry import Registry
+from specdec.target.resolve import resolve_model
 from specdec_demo import demo, methods
 
 
@@ -37,7 +39,8 @@ def test_every_shown_method_runs_with_the_settings_it_is_shown_with(capsys, tmp_
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--num-prompts", "1", "--max-tokens", "4", "--rounds", "1"]) == 0
     rows = {line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")}
-    shipped = [shown.method for shown in methods.SHOWN if methods.head_for("demo:smollm2", shown.method)]
+    heads = Registry().heads_for("demo:smollm2")
+    shipped = [shown.method for shown in methods.SHOWN if shown.method in heads]
     assert {"plain", *shipped} <= rows
     assert shipped
 
@@ -67,6 +70,9 @@ class FakeRegistry:
         names = ("suffix", "eagle", "eagle3", "eagle.llama")
         return [type("Entry", (), {"kind": kind, "name": name}) for kind, name in zip(kinds, names, strict=True)]
 
+    def heads_for(self, target):
+        return {}
+
     def plugin_config(self, kind, name, options):
         if name == "eagle" and "model" not in options:
             raise ConfigError("speculative.model is not set.")
@@ -85,11 +91,12 @@ def test_methods_that_need_a_checkpoint_are_left_out(monkeypatch):
     assert "speculative.model" in left_out["eagle"]
 
 
-def test_heads_are_shown_with_the_model_they_were_trained_for(monkeypatch):
-    monkeypatch.setattr(methods, "demo_head", lambda name: name)
-    assert methods.head_for("demo:smollm2", "eagle3") == "demo:smollm2-eagle3"
-    assert methods.head_for("demo:smollm2", "ngram") is None
-    assert methods.head_for("other", "eagle3") is None
+def test_heads_belong_to_the_model_they_were_trained_for():
+    methods = ("eagle", "eagle3", "medusa")
+    assert Registry().heads_for("demo:smollm2") == {method: f"demo:smollm2-{method}" for method in methods}
+    assert Registry().heads_for("other") == {}
+    for method in methods:
+        assert resolve_model(f"demo:smollm2-{method}").path.name == method
 
 
 def test_the_plugin_imports_nothing_heavy():

@@ -149,20 +149,23 @@ class Diagnosis:
         )
 
 
-def methods_without_checkpoint(config: EngineConfig, k: int) -> tuple[list[SpeculativeConfig], dict[str, str]]:
-    """The installed methods that need no options, and the others with the reason."""
+def installed_methods(config: EngineConfig, k: int) -> tuple[list[SpeculativeConfig], dict[str, str]]:
+    """The installed methods that need no options, or a checkpoint alone that an installed distribution brings for the
+    model; and the others with the reason."""
     from specdec.errors import SpecdecError
     from specdec.registry import Registry
 
     registry = Registry(config.plugins)
+    heads = registry.heads_for(config.model)
     usable, incomplete = list[SpeculativeConfig](), dict[str, str]()
     for name in dict.fromkeys(entry.name for entry in registry.entries() if entry.kind == "proposer" and entry.name):
+        model = heads.get(name)
         try:
-            registry.plugin_config("proposer", name, {})
+            registry.plugin_config("proposer", name, {} if model is None else {"model": model})
         except SpecdecError as error:
             incomplete[name] = str(error).partition("\n")[0]
         else:
-            usable.append(SpeculativeConfig(method=name, num_speculative_tokens=k, speculation="always"))
+            usable.append(SpeculativeConfig(method=name, model=model, num_speculative_tokens=k, speculation="always"))
     return usable, incomplete
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   specdec doctor demo:smollm2
-      try every installed method that needs no checkpoint, on code edits
+      try every installed method that needs no checkpoint, or has one installed for this model, on code edits
   specdec doctor demo:smollm2 --prompts my.jsonl --batch-sizes 1,8,32 --output-json doctor.json --plot doctor.png
       your prompts, several batch sizes; keep the numbers and draw them
   specdec doctor MODEL --also '{"method": "draft_model", "model": "path/to/small"}'
@@ -143,7 +143,7 @@ def _candidates(arguments: argparse.Namespace, config: EngineConfig) -> tuple[li
         if not given:
             raise UsageError("--only-given needs a method, with --speculative-config or --also.")
         return given, {}
-    installed, incomplete = diagnosis.methods_without_checkpoint(config, k)
+    installed, incomplete = diagnosis.installed_methods(config, k)
     names = {one.method for one in given}
     return [*given, *(one for one in installed if one.method not in names)], incomplete
 
@@ -333,7 +333,7 @@ def _step_table(found: Diagnosis) -> Any:
 def _method_table(found: Diagnosis) -> Any:
     from rich.table import Table
 
-    from specdec.cli.tables import per_position
+    from specdec.cli.tables import percentages
 
     table = Table(header_style="bold", title="methods, one request at a time")
     for column in ("method", "steps with a draft", "accepted at position, of all drafts", "draft ms (k=1, most)"):
@@ -345,7 +345,7 @@ def _method_table(found: Diagnosis) -> Any:
         table.add_row(
             facts.name,
             f"{facts.draft_share:.0%}",
-            per_position(facts.acceptance, facts.drafted),
+            percentages(facts.acceptance),
             f"{1000 * facts.draft_seconds_first:.2f}, {1000 * facts.draft_seconds_last:.2f}",
             *(f"k={k}, {speed:.2f}x" for k, speed in bests),
         )

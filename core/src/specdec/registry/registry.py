@@ -204,6 +204,17 @@ class Registry:
             )
         return found
 
+    def heads_for(self, target: str) -> dict[str, str]:
+        """Heads that installed distributions bring for a target, as users name it; see `specdec.registry.heads`.
+
+        Returns:
+            By method, what to write as ``speculative.model``.
+        """
+        from specdec.registry.heads import offered_heads
+
+        usable = [entry for entry in self._entries if entry.status != "blocked"]
+        return {head.method: head.name for head in offered_heads(usable) if head.target == target}
+
     # --- backends -----------------------------------------------------------------------------------
 
     def attention_backends(

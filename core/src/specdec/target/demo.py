@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -11,11 +10,14 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from specdec.config.problems import closest
 from specdec.errors import ModelNotFoundError
 from specdec.target.cache import creating
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from specdec.registry.heads import OfferedHead
 
 DEMO_PREFIX = "demo:"
 
@@ -48,32 +50,22 @@ DEMO_MODELS = {
 }
 """Names after ``demo:``. SmolLM2-135M-Instruct; Qwen2.5-Coder-Instruct 0.5B and 1.5B; the Gemma 3 270M base model."""
 
-HEADS_PACKAGE, HEADS_DISTRIBUTION = "specdec_demo", "specdec-demo"
-DEMO_HEADS = {f"smollm2-{method}": method for method in ("eagle3", "eagle", "medusa")}
-"""Names after ``demo:`` of heads trained for ``demo:smollm2``, and their folders in the package's ``heads``."""
+HEADS_DISTRIBUTION = "specdec-demo"
+"""Brings heads for ``demo:smollm2``."""
 
 
-def is_demo_head(name: str) -> bool:
-    """Whether ``demo:NAME`` is a head's checkpoint rather than a model."""
-    return name.removeprefix(DEMO_PREFIX) in DEMO_HEADS
+def demo_head(name: str) -> Path | None:
+    """The checkpoint directory of ``demo:NAME`` when an installed distribution brings a head of this name."""
+    if name.removeprefix(DEMO_PREFIX) in DEMO_MODELS:
+        return None
+    return next((head.folder for head in _heads() if head.name == name), None)
 
 
-def demo_head(name: str) -> Path:
-    """The checkpoint directory of a demonstration head.
+def _heads() -> list[OfferedHead]:
+    from specdec.registry import Registry
+    from specdec.registry.heads import offered_heads
 
-    Args:
-        name: ``demo:NAME``, for which `is_demo_head` holds.
-
-    Raises:
-        ModelNotFoundError: it is not installed; the message has the ``pip install`` line.
-    """
-    found = importlib.util.find_spec(HEADS_PACKAGE)
-    folders = list(found.submodule_search_locations or ()) if found else []
-    for folder in folders:
-        path = Path(folder) / "heads" / DEMO_HEADS[name.removeprefix(DEMO_PREFIX)]
-        if path.is_dir():
-            return path
-    raise ModelNotFoundError(f"{name!r} is not installed. Run: pip install {HEADS_DISTRIBUTION}")
+    return [head for head in offered_heads(Registry().entries()) if head.name.startswith(DEMO_PREFIX)]
 
 
 def demo_file(name: str, cache: Path) -> Path:
@@ -90,8 +82,12 @@ def demo_file(name: str, cache: Path) -> Path:
     key = name.removeprefix(DEMO_PREFIX)
     demo = DEMO_MODELS.get(key)
     if demo is None:
-        known = ", ".join(DEMO_PREFIX + known for known in (*DEMO_MODELS, *DEMO_HEADS))
-        raise ModelNotFoundError(f"no demonstration model {name!r}; there are: {known}")
+        heads = [head.name for head in _heads()]
+        known = [*(DEMO_PREFIX + known for known in DEMO_MODELS), *heads]
+        near = closest(name, known, cutoff=0.9)
+        hint = f". Did you mean {near!r}?" if near else f"; there are: {', '.join(known)}"
+        more = "" if heads else f" Heads come with another package: pip install {HEADS_DISTRIBUTION}"
+        raise ModelNotFoundError(f"no demonstration model {name!r}{hint}{more}")
     parts = _installed_files(name, demo)
     if len(parts) == 1:
         return parts[0]

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from specdec.errors import ModelNotFoundError
 from specdec.target.cache import cache_root
-from specdec.target.demo import DEMO_PREFIX, demo_file, demo_head, is_demo_head
+from specdec.target.demo import DEMO_PREFIX, demo_file, demo_head
 from specdec.wording import reason_of
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ def resolve_model(
 
 
 def _resolved(name: str, cache_dir: str | None, trust_remote_code: bool) -> ResolvedModel:
-    if name.startswith(DEMO_PREFIX) and is_demo_head(name):
-        return ResolvedModel(name, demo_head(name), "directory")
     if name.startswith(DEMO_PREFIX):
+        head = demo_head(name)
+        if head is not None:
+            return ResolvedModel(name, head, "directory")
         return ResolvedModel(name, demo_file(name, cache_root(cache_dir)), "gguf")
     try:
         path = Path(name).expanduser()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import attrs
 
 from specdec.config import EngineConfig, SpeculativeConfig
-from specdec.errors import ModelNotFoundError, SpecdecError
+from specdec.errors import SpecdecError
 from specdec.registry import Registry
-from specdec.target.demo import DEMO_PREFIX, demo_head, is_demo_head
 
 SHOWN = (
     SpeculativeConfig(
@@ -33,6 +32,7 @@ def installed_methods(config: EngineConfig, k: int | None) -> tuple[list[Specula
         A configuration for each method, and why the others are left out, by name.
     """
     registry = Registry(config.plugins)
+    heads = registry.heads_for(config.model)
     installed = {entry.name for entry in registry.entries() if entry.kind == "proposer"}
     usable: list[SpeculativeConfig] = []
     left_out: dict[str, str] = {}
@@ -40,7 +40,7 @@ def installed_methods(config: EngineConfig, k: int | None) -> tuple[list[Specula
         name = str(shown.method)
         if name not in installed:
             continue
-        head = head_for(config.model, name)
+        head = heads.get(name)
         needed = {} if head is None else {"model": head}
         try:
             registry.plugin_config("proposer", name, {**shown.options, **needed})
@@ -49,18 +49,3 @@ def installed_methods(config: EngineConfig, k: int | None) -> tuple[list[Specula
         else:
             usable.append(attrs.evolve(shown, model=head, num_speculative_tokens=k or shown.num_speculative_tokens))
     return usable, left_out
-
-
-def head_for(model: str, method: str) -> str | None:
-    """The name of the head that this package holds for a model and a method, if it does."""
-    name = f"{model}-{method}"
-    return name if name.startswith(DEMO_PREFIX) and is_demo_head(name) and is_here(name) else None
-
-
-def is_here(name: str) -> bool:
-    """Whether a demonstration head is part of this installation."""
-    try:
-        demo_head(name)
-    except ModelNotFoundError:
-        return False
-    return True

@@ -207,6 +207,22 @@ def test_an_entry_that_is_removed_just_before_its_use_is_made_again(
     assert removed[0].exists()
 
 
+def test_ctrl_c_while_kernels_are_compiled_leaves_nothing_half_done(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(command: list[str], **_options: Any) -> Any:
+        Path(next(word for word in command if word.endswith(".o"))).write_bytes(b"half an object file")
+        raise KeyboardInterrupt
+
+    kernels, folder = Kernels(module), tmp_path / "cache" / "kernels"
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            kernels.load()
+    assert [path for path in folder.iterdir() if path.suffix != ".lock"] == []
+    assert kernels.function("twice")(4) == 8
+
+
 def test_kernels_follow_the_cache_directory_of_the_engine(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -318,3 +318,26 @@ def test_a_config_class_that_is_no_attrs_class(toys: Toys) -> None:
     toys.proposer("toy-one", "one", PROPOSER + "\n@hookimpl\ndef config_class():\n    return dict\n")
     with pytest.raises(PluginContractError, match="config_class returned <class 'dict'>, which is not an attrs class"):
         Registry().plugin_config("proposer", "one", {})
+
+
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("rejection_sample_method", "decided by a verifier, named outside this table"),
+        ("disable_by_batch_size", "Use num_speculative_tokens_per_batch_size"),
+        ("draft_tensor_parallel_size", "leave it out"),
+    ],
+)
+def test_vllms_keys_that_are_something_else_here_are_explained(toys: Toys, key: str, advice: str) -> None:
+    toys.proposer("toy-one", "one", CONFIG)
+    with pytest.raises(ConfigError, match=rf"unknown setting 'speculative\.{key}'\. .*{advice}"):
+        Registry().plugin_config("proposer", "one", {key: 1})
+
+
+def test_vllms_keys_that_a_method_has_are_its_own() -> None:
+    from specdec.config.vllm_keys import ADVICE
+    from specdec.registry.options import option_names
+
+    taken = {key for _, keys in option_names("proposer") for key in keys}
+    own = {field.name for field in attrs.fields(SpeculativeConfig)}
+    assert not set(ADVICE) & (taken | own)

@@ -44,14 +44,20 @@ class UnknownSettingError(ConfigError):
         path: dotted path as the user wrote it.
         known: the names that exist at this place.
         origin: the file and line, variable or option it came from, or None.
+        advice: what to do, where that is known better than by the closest name.
     """
 
-    def __init__(self, path: str, known: Iterable[str], *, origin: str | None = None) -> None:
+    def __init__(
+        self, path: str, known: Iterable[str], *, origin: str | None = None, advice: str | None = None
+    ) -> None:
         self.known = tuple(known)
         self.origin = origin
+        self.advice = advice
         wrong = path.rpartition(".")[2]
         close = closest(wrong, self.known)
-        if close is not None:
+        if advice is not None:
+            remedy = advice
+        elif close is not None:
             remedy = f"Did you mean {close!r}?"
         else:
             remedy = f"Known here: {', '.join(self.known)}." if self.known else "No settings exist here."
@@ -59,7 +65,7 @@ class UnknownSettingError(ConfigError):
 
     def moved(self, path: str, origin: str | None) -> UnknownSettingError:
         """The same fault at another path or origin."""
-        return UnknownSettingError(path, self.known, origin=origin)
+        return UnknownSettingError(path, self.known, origin=origin, advice=self.advice)
 
 
 class MissingSettingError(ConfigError):

@@ -11,6 +11,7 @@ import attrs
 from specdec.config.problems import SeveralProblemsError, UnknownSettingError, join, together
 from specdec.config.schema import SpeculativeConfig
 from specdec.config.structure import structure
+from specdec.config.vllm_keys import ADVICE
 from specdec.errors import ConfigError, PluginError, SpecdecError
 from specdec.registry.catalogue import KINDS
 from specdec.registry.messages import contract, describe
@@ -69,4 +70,4 @@ def _unknown(entry: PluginEntry, path: str, section: str, known: tuple[str, ...]
     key = path.removeprefix(f"{section}.")
     if key in core_keys:
         return ConfigError(f"{path} is set, but the {describe(entry)} has no use for it: leave it out.", path=path)
-    return UnknownSettingError(path, (*known, *core_keys))
+    return UnknownSettingError(path, (*known, *core_keys), advice=ADVICE.get(key))

@@ -17,7 +17,10 @@ _ADVICE: dict[str, tuple[str, ...]] = {
     ),
     _ONE_DEVICE: ("draft_tensor_parallel_size", "tensor_parallel_size"),
     _FILES: ("revision", "code_revision"),
-    _OWN_SETTING: ("attention_backend", "moe_backend", "enforce_eager"),
+    _OWN_SETTING: ("attention_backend",),
+    "Nothing is compiled into graphs, and kernels are chosen by themselves; leave it out.": (
+        *("enforce_eager", "moe_backend"),
+    ),
     'Use num_speculative_tokens_per_batch_size, for example {"16": 0}.': ("disable_by_batch_size",),
     "Checkpoints that are quantised load as .gguf files; leave it out.": ("quantization",),
     "Drafts are never padded; leave it out.": ("disable_padded_drafter_batch",),

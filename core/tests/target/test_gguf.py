@@ -219,3 +219,26 @@ def test_the_gguf_package_is_named_when_missing(file, cache, monkeypatch):
 def test_listing_modules_does_not_import_torch():
     code = "import sys, specdec.target.resolve, specdec.target.gguf; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+COUNT = """
+import sys
+from pathlib import Path
+import gguf
+from specdec.target import gguf as converter
+
+parsed = []
+init = gguf.GGUFReader.__init__
+gguf.GGUFReader.__init__ = lambda self, path, *more: (parsed.append(path), init(self, path, *more))[1]
+converter._share_repeated_work()
+converter.convert(Path(sys.argv[1]), Path(sys.argv[2]), "float32")
+print(len(parsed))
+"""
+
+
+def test_a_conversion_parses_the_file_once(file, tmp_path, model):
+    command = [sys.executable, "-c", COUNT, str(file), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1"]
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(stored["model.norm.weight"], model.state_dict()["model.norm.weight"])

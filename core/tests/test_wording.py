@@ -40,9 +40,7 @@ def test_errors_of_the_system_have_no_numbers(tmp_path: Path) -> None:
     assert reason_of(FileNotFoundError(2, "No such file or directory", "x")) == "no such file or directory"
     assert reason_of(ValueError("one\ntwo")) == "one"
     assert reason_of(ValueError()) == "ValueError"
-    with pytest.raises(
-        ConfigError, match=r"none\.toml cannot be read: no such file or directory$"
-    ):
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: no such file or directory$"):
         load(tmp_path / "none.toml")
     (tmp_path / "latin.toml").write_bytes(b"# \xe9\n")
     with pytest.raises(ConfigError, match="latin.toml cannot be read: it is not UTF-8 text"):

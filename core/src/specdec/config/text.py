@@ -13,6 +13,11 @@ from specdec.config.introspect import unwrap_optional
 from specdec.config.problems import InvalidValueError
 from specdec.config.sizes import is_size
 
+SPECULATIVE_EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
+TABLE_EXAMPLE = '{"name": "value"}'
+
+_SEVERAL = {int: "integers", float: "numbers", str: "names"}
+
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
 
 
@@ -54,11 +59,18 @@ def _parser(kind: Any) -> Callable[[str], Any]:
     if origin is typing.Literal or is_size(kind):
         return str
     if is_list_of_scalars(kind):
-        item = _parser(arguments[0])
-        return lambda text: [item(part.strip()) for part in text.split(",") if part.strip()]
-    if origin in (dict, Mapping) or attrs.has(kind):
-        return parse_object
-    return parse_untyped
+        return lambda text: _list(arguments[0], text)
+    if origin in (dict, Mapping):
+        return lambda text: parse_object(text, TABLE_EXAMPLE)
+    return parse_object if attrs.has(kind) else parse_untyped
+
+
+def _list(kind: Any, text: str) -> list[Any]:
+    item = _parser(kind)
+    try:
+        return [item(part.strip()) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ValueError(f"{_SEVERAL[kind]} with commas between them") from None
 
 
 def is_list_of_scalars(kind: Any, *scalars: type) -> bool:
@@ -67,19 +79,23 @@ def is_list_of_scalars(kind: Any, *scalars: type) -> bool:
     return typing.get_origin(kind) in (list, tuple, set, frozenset) and arguments[0] in (scalars or (str, int, float))
 
 
-def parse_object(text: str) -> dict[str, Any]:
+def parse_object(text: str, example: str = SPECULATIVE_EXAMPLE) -> dict[str, Any]:
     """Parse a JSON object.
+
+    Args:
+        text: what was typed.
+        example: an object, for the message.
 
     Raises:
         ValueError: not JSON, or not an object; the text is the end of "must be ...".
     """
-    example = 'a JSON object such as \'{"method": "ngram", "num_speculative_tokens": 4}\''
+    allowed = f"a JSON object such as {example!r}"
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{example} ({error})") from None
+        raise ValueError(f"{allowed} ({error})") from None
     if not isinstance(value, dict):
-        raise ValueError(example)
+        raise ValueError(allowed)
     return value
 
 

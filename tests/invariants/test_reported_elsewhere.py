@@ -99,9 +99,38 @@ def test_the_last_sibling_is_as_good_as_a_chain(start: Start, baseline: Baseline
     known = [[*prompt, *output.outputs[0].token_ids] for prompt, output in zip(PROMPTS, plain, strict=True)]
     engine = start(TreeOracle(known, parents), k=len(parents))
     assert tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False)) == tokens(plain)
-    stats = engine.stats()
-    assert stats.num_drafts > len(PROMPTS)
-    assert stats.num_accepted_tokens == stats.num_drafts * len(last_path(parents))
+    assert engine.stats().num_drafts > len(PROMPTS)
+    assert engine.stats().num_accepted_tokens == len(PROMPTS) * accepted_of(30, len(last_path(parents)))
+
+
+def accepted_of(num_tokens: int, depth: int) -> int:
+    """Accepted tokens of a text whose drafts are all right; near its end a tree is as deep as there are tokens left."""
+    left, accepted = num_tokens - 1, 0  # prefill gives the first
+    while left:
+        taken = min(depth, left - 1)
+        accepted += taken
+        left -= taken + 1
+    return accepted
+
+
+@pytest.mark.parametrize("limit", ["max_tokens", "max_model_len"])
+def test_the_last_trees_are_whole_as_far_as_they_reach(
+    start: Start, baseline: Baseline, runs: Runs, limit: str
+) -> None:
+    """A tree may have more nodes than tokens are left, and none that is deeper; a text's last positions hold fewer."""
+    prompt, num_tokens = PROMPTS[1], 14
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    plain = baseline([prompt], params)[0].outputs[0].token_ids
+    settings = {"max_model_len": len(prompt) + num_tokens} if limit == "max_model_len" else {}
+    engine = start(TreeOracle([[*prompt, *plain]], SHAPES["binary"]), k=14, **settings)
+    output = engine.generate(prompt, params, use_tqdm=False)[0]
+    assert output.outputs[0].token_ids == plain
+    spec = output.spec_stats
+    if limit == "max_tokens":  # 4 tokens three times, then one
+        assert spec.num_draft_tokens_per_pos == (6, 12, 24)
+        assert spec.num_accepted_tokens_per_pos == (3, 3, 3)
+    else:  # 12 positions and one for the last token, too few for 14 nodes
+        assert spec.num_drafts == 0
 
 
 def test_later_requests_use_what_accepted_branches_left(start: Start, baseline: Baseline, model: str) -> None:

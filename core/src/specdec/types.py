@@ -169,7 +169,8 @@ class ProposalInput:
     token_ids: tuple[np.ndarray, ...]
     """int64 [n_r] per request, read-only views: prompt and output committed so far."""
     max_draft_tokens: np.ndarray
-    """int32 [B]: the most tokens each request can use; a longer draft breaks the contract."""
+    """int32 [B]: the most tokens each request can use, of trees the most nodes; a longer draft breaks the contract.
+    Nodes that are deeper than the text may still grow are left out when the draft comes."""
     sampling: tuple[SamplingParams, ...] = ()
     seeds: tuple[int, ...] = ()
     computed: ComputedStep | None = None

@@ -65,6 +65,23 @@ class RequestDraft:
             max(0, num_tokens - self.num_proposed),
         )
 
+    def no_deeper_than(self, depth: int) -> RequestDraft:
+        """Without the tokens of which more than ``depth`` would have to be accepted to reach them."""
+        if self.parents is None:
+            return self.truncated(depth)
+        levels: list[int] = []
+        for parent in self.parents:
+            levels.append(1 if parent < 0 else levels[parent] + 1)
+        kept = [node for node, level in enumerate(levels) if level <= depth]
+        if len(kept) == len(levels):
+            return self
+        place = {node: index for index, node in enumerate(kept)} | {-1: -1}
+        return RequestDraft(
+            [self.token_ids[node] for node in kept],
+            [place[self.parents[node]] for node in kept],
+            None if self.probs is None else self.probs[kept],
+        )
+
 
 NO_DRAFT = RequestDraft([])
 

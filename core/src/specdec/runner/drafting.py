@@ -98,7 +98,7 @@ class Drafting:
         if not self.is_on:
             return []
         begin = time.perf_counter()
-        caps = [max(self.limit(request), 0) for request in requests]
+        caps = [max(self._most_nodes(request), 0) for request in requests]
         limits = self.control.limits([request.request_id for request in requests], caps)
         takers = [(request, limit) for request, limit in zip(requests, limits, strict=True) if limit > 0]
         if not takers and not self.proposer.needs.every_step:
@@ -106,6 +106,8 @@ class Drafting:
         drafts = self._guarded(lambda: self._ask(takers, step, target, verdict))
         if drafts is None:
             return []
+        if self.proposer.capabilities.trees:
+            drafts = [draft.no_deeper_than(self.limit(taker)) for (taker, _), draft in zip(takers, drafts, strict=True)]
         self.control.record_draft(
             [request.request_id for request, _ in takers],
             [limit for _, limit in takers],
@@ -174,10 +176,15 @@ class Drafting:
         self._guarded(self.proposer.close)
 
     def limit(self, request: Request) -> int:
-        """Draft tokens the request can use: one more token than the draft is emitted, within both length limits."""
-        left = min(self._max_model_len - request.num_tokens, request.max_tokens - request.num_output_tokens) - 1
+        """Draft tokens the request can accept: one more token is emitted, within both length limits."""
+        return min(self._most_nodes(request), request.max_tokens - request.num_output_tokens - 1)
+
+    def _most_nodes(self, request: Request) -> int:
+        """Draft tokens to ask for. A tree may have more than can be accepted, where there are positions for them."""
+        left = request.max_tokens - request.num_output_tokens - 1
+        room = self._max_model_len - request.num_tokens - 1
         k = self._k if request.speculation is None else request.speculation.limit(self._k)
-        return min(k, left)
+        return min(k, room) if self.proposer.capabilities.trees and left > 0 else min(k, room, left)
 
     def _ask(
         self, takers: Sequence[tuple[Request, int]], step: StepBatch, target: TargetOutput, verdict: Verdict

@@ -115,6 +115,111 @@ def test_mixed_entries_by_index() -> None:
     assert drawn[0] == drawn[1]
 
 
+def test_decisions_on_every_kind_of_draft_token() -> None:
+    """300 entries: laws, one-hot drafts, drafts without mass on their token, nonsense, several temperatures."""
+    generator, vocab_size, count = torch.Generator().manual_seed(5), 7, 300
+    logits = torch.randn(40, vocab_size, generator=generator)
+    logits[7], logits[8, 3] = -torch.inf, torch.nan
+    rows = torch.randint(0, 40, (count,), generator=generator)
+    laws = torch.rand(50, vocab_size, generator=generator).pow(3)
+    laws[:, ::4] = 0.0
+    laws /= laws.sum(dim=1, keepdim=True)
+    draft_rows = torch.randint(-1, 50, (count,), generator=generator)
+    draft_rows[::3] = -1
+    token_ids = torch.randint(-2, vocab_size + 2, (count,), generator=generator)
+    temperature = torch.tensor([1.0, 0.0, 0.5, 3.0]).repeat(count // 4)
+    seeds = torch.randint(-(2**62), 2**62, (count,), generator=generator)
+    positions = torch.randint(0, 2**40, (count,), generator=generator)
+    here = [t.to(DEVICE) for t in (logits, rows, laws, draft_rows, token_ids, temperature, seeds, positions)]
+    logits, rows, laws, draft_rows, token_ids, *keys = here
+    statistics = REFERENCE.statistics(logits, keys[0], rows)
+    for options in ({"draft_probs": laws, "draft_rows": draft_rows}, {}):
+        arguments = (logits, statistics, token_ids, *keys)
+        found = SMALL_TILES.accept(*arguments, rows=rows, **options)
+        assert found.tolist() == REFERENCE.accept(*arguments, rows=rows, **options).tolist()
+        assert 15 < int(found.sum()) < count - 15
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_infinite_logits_are_faults_of_draws_and_largest_otherwise() -> None:
+    logits = torch.zeros(4, 40, device=DEVICE)
+    logits[0, 35] = logits[1, 35] = logits[1, 38] = logits[2, 20] = torch.inf
+    logits[2, 3] = -torch.inf
+    logits[3, :38] = -torch.inf  # of all tiles but the last
+    logits[3, 39] = 9.0
+    temperature = torch.tensor([1.0, 0.0, 0.7, 1.0], device=DEVICE)
+    keys = torch.arange(4, device=DEVICE)
+    found = SMALL_TILES.draw(logits, temperature, keys, keys)
+    assert found.tolist() == REFERENCE.draw(logits, temperature, keys, keys).tolist()
+    assert found.tolist() == [NAN_LOGITS, 35, NAN_LOGITS, 39]
+    statistics, expected = (each.statistics(logits, temperature) for each in (SMALL_TILES, REFERENCE))
+    assert statistics.tokens.tolist() == expected.tokens.tolist() == [NAN_LOGITS, 35, NAN_LOGITS, 39]
+    torch.testing.assert_close(statistics.log_normalizers, expected.log_normalizers, equal_nan=True)
+
+
+@pytest.mark.parametrize(("temperature", "base"), [(1.0, 0.0), (1e-4, 30.0)])
+def test_what_is_close_is_decided_in_float64(temperature: float, base: float) -> None:
+    """Two tokens in different tiles, whose scores differ by less than float32 tells."""
+    generator, rows = torch.Generator().manual_seed(11), 8
+    seeds = torch.randint(0, 2**62, (rows,), generator=generator)
+    positions = torch.arange(rows)
+    noises = noise.exponentials(seeds, positions, 64)
+    logits = torch.full((rows, 64), -1e5)
+    for row in range(rows):
+        first = int(torch.randint(0, 16, (1,), generator=generator))
+        second = 16 + int((noises[row, 16:63].log() - noises[row, first].log()).abs().argmin())
+        gap = noises[row, second].log() - noises[row, first].log()
+        logits[row, first], logits[row, second] = base, base + temperature * gap
+    keys = [t.to(DEVICE) for t in (torch.full((rows,), temperature), seeds, positions)]
+    logits = logits.to(DEVICE)
+    expected = REFERENCE.draw(logits, *keys).tolist()
+    assert len({token < 16 for token in expected}) == 2
+    assert SMALL_TILES.draw(logits, *keys).tolist() == expected
+    # what is left without a token that is never drawn
+    arguments = (logits, REFERENCE.statistics(logits, keys[0]), torch.full((rows,), 63, device=DEVICE), *keys)
+    assert SMALL_TILES.recover(*arguments, purpose=Purpose.SAMPLE).tolist() == expected
+
+
+def test_recovery_leaves_out_the_rejected_token_alone() -> None:
+    """A rejected token that would be drawn nearly always: of a law, of a one-hot draft beside laws; none rejected."""
+    logits = torch.zeros(4, 40, device=DEVICE)
+    logits[:, 33] = 12.0
+    rejected = torch.tensor([33, 33, -1, 5], device=DEVICE)
+    laws = torch.zeros(1, 40, device=DEVICE)
+    laws[0, 33] = 1.0
+    ones, keys = torch.ones(4, device=DEVICE), torch.arange(4, device=DEVICE)
+    statistics = REFERENCE.statistics(logits, ones)
+    arguments = (logits, statistics, rejected, ones, keys, keys)
+    for options in ({}, {"draft_probs": laws, "draft_rows": torch.tensor([0, -1, 0, -1], device=DEVICE)}):
+        found = SMALL_TILES.recover(*arguments, **options).tolist()
+        assert found == REFERENCE.recover(*arguments, **options).tolist()
+        assert 33 not in found[:2]
+        assert found[2:] == [33, 33]
+
+
+def test_tensors_may_be_views() -> None:
+    generator, count = torch.Generator().manual_seed(2), 4
+    wide = torch.randn(count, 80, generator=generator).to(DEVICE)
+    laws = torch.rand(40, count, generator=generator).softmax(dim=0).to(DEVICE)
+    numbers = torch.arange(2 * count, device=DEVICE)
+    temperature = torch.tensor([1.0, 9.0] * count, device=DEVICE)[::2]
+    views = (wide[:, ::2], temperature, numbers[::2], numbers[1::2])
+    copies = tuple(view.contiguous() for view in views)
+    index, tokens = torch.tensor([3, 9, 1, 9, 0, 9, 2, 9], device=DEVICE)[::2], numbers[::2] + 20
+    statistics = REFERENCE.statistics(copies[0], copies[1], index.contiguous())
+    expected = REFERENCE.statistics(copies[0], copies[1])
+    found = SMALL_TILES.statistics(*views[:2])
+    torch.testing.assert_close(found.log_normalizers, expected.log_normalizers, rtol=1e-6, atol=2e-6)
+    assert SMALL_TILES.draw(*views, rows=index).tolist() == REFERENCE.draw(*copies, rows=index).tolist()
+    laws_of = {"draft_probs": laws.t(), "draft_rows": index, "rows": index}
+    for name in ("accept", "recover"):
+        results = [
+            getattr(backend, name)(logits, statistics, tokens, *keys, **laws_of).tolist()
+            for backend, (logits, *keys) in ((SMALL_TILES, views), (REFERENCE, copies))
+        ]
+        assert results[0] == results[1]
+
+
 def test_ties_take_the_lowest_id_whatever_the_tiles() -> None:
     logits = torch.zeros(2, 100, device=DEVICE)
     logits[0, [70, 33, 90]] = 3.0

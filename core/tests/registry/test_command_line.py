@@ -253,3 +253,27 @@ def test_an_option_that_belongs_to_a_method_is_told_with_its_method(
     assert "of the methods 'deep' and 'other', given as" in capsys.readouterr().err
     assert main(["chat", "m", "--dapth", "3"]) == 2
     assert "option of the method" not in capsys.readouterr().err
+
+
+REFUSING = """
+from specdec.errors import ConfigError
+from specdec.hookspecs import hookimpl
+
+
+@hookimpl
+def check(config, engine):
+    raise ConfigError("speculative.model: it is something else.", path="speculative.model")
+
+
+@hookimpl
+def propose(config, engine):
+    raise AssertionError("built all the same")
+"""
+
+
+def test_check_asks_the_plugin_first_whether_it_can_serve_the_target(
+    toys: Toys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toys.proposer("toy-careful", "careful", REFUSING)
+    assert main(["plugins", "check", "careful"]) == 2
+    assert capsys.readouterr().err == "error: speculative.model: it is something else.\n"

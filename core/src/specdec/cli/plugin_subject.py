@@ -108,6 +108,7 @@ class _Factory:
         return self.plugin.build(hook, config=self.config, engine=context)
 
     def _proposer(self, hook: str, context: EngineContext, contract: Any) -> Any:
+        self.registry.check(str(self.plugin.entry.name), self.config, context)
         proposer = self.plugin.build(hook, config=self.config, engine=context)
         needs = proposer.needs
         if needs.every_step or needs.hidden_states or needs.aux_layers:

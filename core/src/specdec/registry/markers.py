@@ -64,7 +64,8 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
     """
     path = checkpoint / "config.json"
     if not path.is_file():
-        problem = f"{checkpoint} holds no config.json, so its method cannot be detected: set speculative.method"
+        what = "is a single file" if checkpoint.is_file() else "holds no config.json"
+        problem = f"{checkpoint} {what}, so its method cannot be detected: set speculative.method"
         raise ModelNotFoundError(problem, option="speculative.model")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

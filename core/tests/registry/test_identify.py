@@ -194,6 +194,17 @@ def test_a_checkpoint_that_another_proposer_claims_is_refused(toys: Toys, tmp_pa
     Registry().check_method("other", tmp_path)  # no config.json: whoever loads it says so
 
 
+def test_nobody_else_is_asked_where_the_method_claims_it(toys: Toys, tmp_path: Path) -> None:
+    _wizard(toys)
+    toys.proposer(
+        "toy-other", "other", files={"toy_other/specdec_markers.toml": MARKERS.replace('"wizard"', '"other"')}
+    )
+    checkpoint = _checkpoint(tmp_path, {"architectures": ["TheWizard"], "wizard_config": {"layers": 1}})
+    Registry().check_method("wizard", checkpoint)
+    assert "toy_wizard" in sys.modules
+    assert "toy_other" not in sys.modules
+
+
 def test_a_proposer_without_markers_is_never_contradicted(toys: Toys, tmp_path: Path) -> None:
     _wizard(toys)
     toys.proposer("toy-silent", "silent")
@@ -209,7 +220,7 @@ def test_what_a_proposer_drafts_with_is_no_target(toys: Toys, tmp_path: Path) ->
 
 
 def test_whole_models_can_be_targets(toys: Toys, tmp_path: Path) -> None:
-    """Nobody is imported for a marker that says so; and a plugin can say it of one checkpoint."""
+    """Nobody is imported for a marker that says so."""
     _wizard(toys, markers=MARKERS + "language_model = true")
     checkpoint = _checkpoint(tmp_path, {"model_type": "wiz"})
     Registry().check_target("x", checkpoint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,12 @@ def identify(registry: Registry, checkpoint: Path) -> Identification:
 
 def check_method(registry: Registry, method: str, checkpoint: Path) -> None:
     """See `specdec.registry.Registry.check_method`."""
-    answers = _claims(registry, checkpoint)
-    if not answers or method in answers or not shipped_markers(registry.select("proposer", method).found.module):
+    if not shipped_markers(registry.select("proposer", method).found.module):
+        return
+    if method in _claims(registry, checkpoint, lambda name, _: name == method):
+        return  # nobody else need be asked
+    answers = _claims(registry, checkpoint, lambda name, _: name != method)
+    if not answers or method in answers:
         return
     claimed = " or ".join(f"{answer.method!r} ({answer.reason})" for answer in answers.values())
     raise ConfigError(
@@ -50,7 +54,7 @@ def check_method(registry: Registry, method: str, checkpoint: Path) -> None:
 
 def check_target(registry: Registry, name: str, checkpoint: Path) -> None:
     """See `specdec.registry.Registry.check_target`."""
-    answers = _claims(registry, checkpoint, language_models=False).values()
+    answers = _claims(registry, checkpoint, lambda _, marker: not marker.language_model).values()
     if answers and not any(answer.language_model for answer in answers):
         answer = next(iter(answers))
         raise UnsupportedModelError(
@@ -60,14 +64,22 @@ def check_target(registry: Registry, name: str, checkpoint: Path) -> None:
         )
 
 
-def _claims(registry: Registry, checkpoint: Path, *, language_models: bool = True) -> dict[str, Identification]:
-    """What usable proposers say about a checkpoint, by method; empty where it has no readable ``config.json``."""
+def _claims(
+    registry: Registry, checkpoint: Path, wanted: Callable[[str | None, Marker], bool]
+) -> dict[str, Identification]:
+    """What usable proposers say about a checkpoint, by method; empty where it has no readable ``config.json``.
+
+    Args:
+        registry: of the proposers.
+        checkpoint: the directory.
+        wanted: gets a proposer's name and the marker that fits, and says whether to ask it.
+    """
     try:
         config = read_config(checkpoint)
     except SpecdecError:  # whoever loads it says what is wrong
         return {}
     usable = [entry for entry in registry.entries() if entry.status == "ok"]
-    fitting = [item for item in _fitting(usable, config) if language_models or not item[1].language_model]
+    fitting = [item for item in _fitting(usable, config) if wanted(item[0].name, item[1])]
     return _asked(registry, checkpoint, config, fitting)[0]
 
 

@@ -47,7 +47,8 @@ def test_the_settings_stand_above_the_table(cli, fake_engine):
 
 
 @pytest.mark.parametrize(
-    ("drafted", "shown"), [((4, 4), "50 25 %"), ((4, 2), "50 25 % (100 50 % drafted)"), ((), "50 25 %")]
+    ("drafted", "shown"),
+    [((4, 4), "50 25 %"), ((4, 2), "50 25 % (100 50 % drafted)"), ((), "50 25 %"), ((8, 2), "50 25 %")],
 )
 def test_acceptance_at_a_position_is_of_all_drafts(drafted, shown):
     """As in vLLM and the glossary; where drafts differ in length it says how many got there."""

@@ -87,10 +87,11 @@ def per_position(accepted: tuple[float, ...], drafted: tuple[float, ...]) -> str
 
     Args:
         accepted: of all drafts, the share that was accepted at each draft position.
-        drafted: of all drafts, the share that had a token there.
+        drafted: draft tokens at each position by drafts: of chains the share that had a token there. Trees have more
+            than one, and nothing is said of them.
     """
-    reached = "" if all(rate == 1.0 for rate in drafted) else f" ({percentages(drafted)} drafted)"
-    return percentages(accepted) + reached
+    says_nothing = all(rate == 1.0 for rate in drafted) or any(rate > 1.0 for rate in drafted)
+    return percentages(accepted) + ("" if says_nothing else f" ({percentages(drafted)} drafted)")
 
 
 def percentages(rates: tuple[float, ...]) -> str:

@@ -160,6 +160,13 @@ def test_a_verifier_that_does_not_take_the_drafts(start: Start, heads: Path) -> 
     assert "drafts trees, which the verifier 'block' does not take" in text
 
 
+@pytest.mark.parametrize(("layout", "most"), [("medusa", 4), ("mlp_speculator", 3)])
+def test_more_draft_tokens_than_the_checkpoint_has_heads(start: Start, heads: Path, layout: str, most: int) -> None:
+    text = _refusal(start, {"method": layout, "model": str(heads / layout), "num_speculative_tokens": most + 1})
+    assert f"num_speculative_tokens is {most + 1}, but the proposer {layout!r}" in text
+    assert f"drafts at most {most} tokens" in text
+
+
 def test_what_is_right_gets_as_far_as_the_weights(start: Start, heads: Path) -> None:
     """What makes the other tests mean something."""
     for layout in LAYOUTS:

@@ -15,7 +15,7 @@ from torch import nn
 
 from specdec.drafting.checkpoint import HeadCheckpoint, check_target, read_head_config
 from specdec.drafting.modules import linear, moved, target_output, target_output_rows
-from specdec.drafting.tensor_names import tensor_shapes
+from specdec.drafting.tensor_names import number_of, tensor_shapes
 from specdec.drafting.vocabulary import target_ids_of
 from specdec.errors import ModelLoadError
 from specdec.types import Identification
@@ -120,16 +120,21 @@ def load_heads(directory: Path, target: TargetModel) -> tuple[MedusaHeads, int]:
     return MedusaHeads(blocks, outputs, ids), sum(tensor.nbytes for tensor in tensors.values())
 
 
-def check_heads(directory: Path, info: TargetInfo) -> None:
+def check_heads(directory: Path, info: TargetInfo) -> int:
     """Refuse heads of another target by the shapes of their tensors, which are not read.
+
+    Returns:
+        How many heads there are.
 
     Raises:
         ModelLoadError: there are no heads.
         PluginUnsuitableError: they were made for another target.
     """
     rename = _renaming(directory)
-    named = {rename(name): shape for name, shape in tensor_shapes(directory, WEIGHT_FILES).items()}
-    _checked_width(directory, read_head_config(directory), {name: shape for name, shape in named.items() if name}, info)
+    stored = tensor_shapes(directory, WEIGHT_FILES)
+    shapes = {named: shape for name, shape in stored.items() if (named := rename(name)) is not None}
+    _checked_width(directory, read_head_config(directory), shapes, info)
+    return number_of("blocks", shapes)
 
 
 def identified(directory: Path) -> Identification:

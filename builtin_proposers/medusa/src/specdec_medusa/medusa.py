@@ -39,9 +39,7 @@ def check(config: MedusaConfig, engine: EngineContext) -> ProposerCapabilities:
         ConfigError: it is another method's.
     """
     directory = check_head(METHOD, config.model, engine, WEIGHT_FILES)
-    check_heads(directory, engine.target_info)
-    draws = DraftSampler(config.draft_sample_method).needs_probs
-    return ProposerCapabilities(trees=config.has_trees, draft_probs=draws)
+    return _capabilities(config, check_heads(directory, engine.target_info), trees=config.has_trees)
 
 
 def build(config: MedusaConfig, engine: EngineContext) -> MedusaProposer:
@@ -59,6 +57,12 @@ def build(config: MedusaConfig, engine: EngineContext) -> MedusaProposer:
         tree = in_order([path for path in config.static_tree if len(path) <= len(heads)])
         check_size(tree, engine.num_speculative_tokens)
     return MedusaProposer(heads, config, engine, tree, num_bytes)
+
+
+def _capabilities(config: MedusaConfig, num_heads: int, *, trees: bool) -> ProposerCapabilities:
+    """What drafts are like; chains have at most a token for each head."""
+    draws = DraftSampler(config.draft_sample_method).needs_probs
+    return ProposerCapabilities(trees=trees, draft_probs=draws, max_draft_tokens=None if trees else num_heads)
 
 
 class MedusaProposer(Proposer):
@@ -89,11 +93,7 @@ class MedusaProposer(Proposer):
         self._vocab_size = engine.target_info.vocab_size
         self._to_target_ids = None if heads.target_ids is None else heads.to_target_ids
         self.needs = Needs(hidden_states=True)
-        self.capabilities = ProposerCapabilities(
-            trees=tree is not None,
-            draft_probs=sampler.needs_probs,
-            max_draft_tokens=len(heads) if tree is None else None,
-        )
+        self.capabilities = _capabilities(config, len(heads), trees=tree is not None)
         self._chains = ChainDrafter(
             sampler,
             vocab_size=self._vocab_size,

@@ -39,9 +39,9 @@ def check(config: MlpSpeculatorConfig, engine: EngineContext) -> ProposerCapabil
         ConfigError: it is another method's.
     """
     directory = check_head(METHOD, config.model, engine)
-    check_network(directory, read_head_config(directory), engine.target_info)
-    draws = DraftSampler(config.draft_sample_method).needs_probs
-    return ProposerCapabilities(trees=config.has_trees, draft_probs=draws)
+    settings = read_head_config(directory)
+    check_network(directory, settings, engine.target_info)
+    return _capabilities(config, settings.get("n_predict"), trees=config.has_trees)
 
 
 def build(config: MlpSpeculatorConfig, engine: EngineContext) -> MlpSpeculatorProposer:
@@ -55,6 +55,12 @@ def build(config: MlpSpeculatorConfig, engine: EngineContext) -> MlpSpeculatorPr
     directory = resolve_head(config.model, engine.settings.get("cache_dir"))
     network = load_network(directory, engine.target)
     return MlpSpeculatorProposer(network, config, engine)
+
+
+def _capabilities(config: MlpSpeculatorConfig, num_steps: int | None, *, trees: bool) -> ProposerCapabilities:
+    """What drafts are like; chains have at most a token for each step of the network, where their number is known."""
+    draws = DraftSampler(config.draft_sample_method).needs_probs
+    return ProposerCapabilities(trees=trees, draft_probs=draws, max_draft_tokens=None if trees else num_steps)
 
 
 class MlpSpeculatorProposer(Proposer):
@@ -72,11 +78,7 @@ class MlpSpeculatorProposer(Proposer):
         self._shape = _shape(config, len(network.steps), engine)
         sampler = DraftSampler(config.draft_sample_method)
         self.needs = Needs(hidden_states=True)
-        self.capabilities = ProposerCapabilities(
-            trees=self._shape is not None,
-            draft_probs=sampler.needs_probs,
-            max_draft_tokens=len(network.steps) if self._shape is None else None,
-        )
+        self.capabilities = _capabilities(config, len(network.steps), trees=self._shape is not None)
         self._chains = ChainDrafter(
             sampler, vocab_size=engine.target_info.vocab_size, confidence_threshold=config.confidence_threshold
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec.drafting.tensor_names import WEIGHT_FILES
+from specdec.drafting.tensor_names import WEIGHT_FILES, number_of
 from specdec.drafting.tensor_names import Shape as Shape
 from specdec.errors import ModelLoadError, ModelNotFoundError, PluginUnsuitableError
 from specdec.target.loading import check_weight_files
@@ -188,8 +188,7 @@ class HeadCheckpoint:
 
     def number_of(self, prefix: str) -> int:
         """How many entries ``prefix.0.…``, ``prefix.1.…`` exist, by the largest index."""
-        parts = (name.removeprefix(f"{prefix}.").split(".")[0] for name in self._tensors if name.startswith(prefix))
-        return max((int(part) + 1 for part in parts if part.isdigit()), default=0)
+        return number_of(prefix, self._tensors)
 
     def take(
         self, required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, *, unused: Iterable[str] = ()

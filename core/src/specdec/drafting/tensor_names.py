@@ -7,7 +7,7 @@ import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -33,6 +33,12 @@ def tensor_shapes(checkpoint: Path, patterns: Sequence[str] = WEIGHT_FILES) -> d
     for file in files:
         shapes |= _safetensors_shapes(file) if file.suffix == ".safetensors" else _pickled_shapes(file)
     return shapes
+
+
+def number_of(prefix: str, names: Iterable[str]) -> int:
+    """How many entries ``prefix.0.…``, ``prefix.1.…`` there are among names, by the largest index."""
+    parts = (name.removeprefix(f"{prefix}.").split(".")[0] for name in names if name.startswith(prefix))
+    return max((int(part) + 1 for part in parts if part.isdigit()), default=0)
 
 
 def _pickled_shapes(file: Path) -> dict[str, Shape]:

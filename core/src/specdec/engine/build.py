@@ -86,7 +86,9 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     if method is not None:
         drafts = registry.check(method.name, method.options, context)
         if drafts is not None:
+            assert config.speculative is not None  # it names the method
             _check_pair(drafts, label, verifier)
+            _draft_length(config.speculative, drafts, label)
     target = load_target(config, found)
     bytes_per_token = target.kv_bytes_per_token()
     context = _loaded(context, target, _max_model_len(config, target, bytes_per_token))
@@ -95,7 +97,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     if proposer is not None:
         _check_pair(proposer.capabilities, label, verifier)
         if config.speculative is not None:
-            k = _draft_length(config.speculative, proposer, label)
+            k = _draft_length(config.speculative, proposer.capabilities, label)
             config = attrs.evolve(config, speculative=attrs.evolve(config.speculative, num_speculative_tokens=k))
             context = attrs.evolve(context, num_speculative_tokens=k, settings=attrs.asdict(config))
         if own_bytes := proposer.kv_bytes_per_token():
@@ -270,9 +272,9 @@ def _check_pair(drafts: ProposerCapabilities, label: str, verifier: Verifier) ->
         )
 
 
-def _draft_length(speculative: SpeculativeConfig, proposer: Proposer, label: str) -> int:
+def _draft_length(speculative: SpeculativeConfig, drafts: ProposerCapabilities, label: str) -> int:
     """How many tokens are drafted; more than the proposer can draft are refused."""
-    k, most = speculative.most_draft_tokens, proposer.capabilities.max_draft_tokens
+    k, most = speculative.most_draft_tokens, drafts.max_draft_tokens
     if most is None or k <= most:
         return k
     if speculative.num_speculative_tokens is not None:

@@ -157,6 +157,33 @@ def test_another_draft_vocabulary_is_chosen_for_a_head_without_an_output_linear(
     assert torch.allclose(after["fc.weight"].float(), before["fc.weight"].float(), atol=1e-6)
 
 
+def test_training_goes_on_with_a_heads_own_number_of_attention_heads(
+    target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """More heads than the target's layers have: an EAGLE-3 head says its own."""
+    given, out = tmp_path / "given", tmp_path / "out"
+    first = tiny_head("eagle3", target, given)
+    config = json.loads((first / "config.json").read_text())
+    heads, groups, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    wider = {"num_attention_heads": 2 * heads, "num_key_value_heads": 2 * groups}
+    layers = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in feature_layers(6)]}
+    (first / "config.json").write_text(json.dumps(config | wider | layers))
+    tensors = load_file(first / "model.safetensors")
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        key = next(key for key in tensors if key.endswith(f"{name}.weight"))
+        tensors[key] = tensors[key].repeat((1, 2) if name == "o_proj" else (2, 1))
+    save_file(tensors, first / "model.safetensors")
+    assert train("eagle3", target, prompts, out, "--init", str(first), "--epochs", "1", draft_vocab_size=None) == 0
+    trained = json.loads((out / "checkpoint" / "config.json").read_text())
+    assert (trained["num_attention_heads"], trained["head_dim"]) == (2 * heads, size)
+    speculative = {"method": "eagle3", "model": str(out / "checkpoint"), "speculation": "always"}
+    with LLM(
+        str(target), dtype="float32", kv_cache_memory="8MiB", max_model_len=128, speculative_config=speculative
+    ) as llm:
+        llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)
+        assert (llm.stats().num_drafts > 0, llm.stats().num_proposer_faults) == (True, 0)
+
+
 def rename(file: Path, names: dict[str, str]) -> None:
     """Replace the beginnings of tensors' names."""
     renamed = {}

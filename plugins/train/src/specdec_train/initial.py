@@ -31,6 +31,8 @@ class InitialHead:
     """Weights and draft vocabulary of a head in a published layout."""
 
     directory: Path
+    config: dict[str, Any]
+    """What is to be trained, with the sizes that are the head's own."""
     tensors: dict[str, Tensor]
     """By the names of `TrainableHead.tensors`, as stored."""
     draft_token_ids: Tensor
@@ -52,7 +54,7 @@ def open_initial(name: str, kind: type[TrainableHead], config: dict[str, Any], v
     Args:
         name: a directory, a model id or a bundled name.
         kind: of the head to be trained.
-        config: its configuration, as the checkpoint will have it.
+        config: its configuration, as the checkpoint will have it but for sizes of the head's own.
         vocab_size: the target's.
 
     Raises:
@@ -62,6 +64,7 @@ def open_initial(name: str, kind: type[TrainableHead], config: dict[str, Any], v
     """
     directory = resolve_head(name)
     checkpoint = HeadCheckpoint(directory, kind.published_name)
+    config = config | {key: checkpoint.config[key] for key in kind.own_sizes if key in checkpoint.config}
     _compare(checkpoint, config)
     with torch.device("meta"):
         shapes = {name: tuple(tensor.shape) for name, tensor in kind(config).tensors().items()}
@@ -72,7 +75,8 @@ def open_initial(name: str, kind: type[TrainableHead], config: dict[str, Any], v
     tensors = checkpoint.take(shapes, optional)
     ids = target_ids_of(tensors, size, vocab_size, directory)
     weights = {name: tensor for name, tensor in tensors.items() if name in shapes}
-    return InitialHead(directory, weights, torch.arange(vocab_size) if ids is None else ids, tensors.get(OUTPUT))
+    ids = torch.arange(vocab_size) if ids is None else ids
+    return InitialHead(directory, config, weights, ids, tensors.get(OUTPUT))
 
 
 def check_draft_vocabulary(initial: InitialHead, wanted: int | None, vocab_size: int) -> None:

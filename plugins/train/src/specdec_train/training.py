@@ -53,6 +53,7 @@ def train(options: TrainingOptions) -> Evaluation:
     if kind.reads_layers:
         config["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in layers]
     initial = _initial(options, kind, config, text_config.vocab_size)
+    config = config if initial is None else initial.config
     accelerator = Accelerator()
     with accelerator.main_process_first():
         answers = collect(options, layers)

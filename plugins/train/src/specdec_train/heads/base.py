@@ -28,6 +28,8 @@ class TrainableHead(nn.Module):
     """Whether the published layout can draft from a part of the target's vocabulary."""
     reads_layers: ClassVar[bool] = False
     """Whether the head reads tapped layers, which its configuration then names."""
+    own_sizes: ClassVar[tuple[str, ...]] = ()
+    """Entries of `shape` that a head to start from may have otherwise: training goes on with its own."""
     cross_entropy_weight: ClassVar[float] = 1.0
     """Weight in the loss of the cross entropy between the target's law and the head's."""
     regression_weight: ClassVar[float] = 0.0

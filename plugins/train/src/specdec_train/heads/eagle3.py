@@ -47,6 +47,7 @@ class Eagle3(TrainableHead):
     """The trainable head; the projection to the draft vocabulary is the target's own and stays as it is."""
 
     name = "eagle3"
+    own_sizes = ("num_attention_heads", "num_key_value_heads")
     reads_layers = True
     num_features = 3
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from specdec.testing import (
     use_proposer,
 )
 from specdec.types import Draft, DraftOutcome, Needs, ProposalInput, ProposerCapabilities, RequestInfo
+from specdec_composite import member as member_module
 from specdec_composite.composite import CompositeProposer
 from specdec_composite.config import CompositeConfig
 from specdec_composite.member import Member
@@ -138,12 +138,38 @@ def test_the_most_promising_draft_wins() -> None:
     assert composite.propose(_batch([50])).token_ids.tolist() == [1]
 
 
+class _Clock:
+    """Stands in for the module `time`, so that drafts cost what a test says, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    made = _Clock()
+    monkeypatch.setattr(member_module, "time", made)
+    return made
+
+
 class _Slow(_Fixed):
     """Takes 4 ms for each request."""
 
+    clock: _Clock
+
     def propose(self, batch: ProposalInput) -> Draft:
-        time.sleep(0.004 * len(batch.request_ids))
+        self.clock.now += 0.004 * len(batch.request_ids)
         return super().propose(batch)
+
+
+def _slow(clock: _Clock) -> _Slow:
+    made = _Slow(2, length=4)
+    made.clock = clock
+    return made
 
 
 def _steps(composite: CompositeProposer, rows: list[list[int]], count: int, step_seconds: float) -> list[list[int]]:
@@ -161,24 +187,26 @@ def _steps(composite: CompositeProposer, rows: list[list[int]], count: int, step
 
 
 @pytest.mark.parametrize(("step_seconds", "asked"), [(1.0, range(30, 31)), (0.001, range(1, 20))])
-def test_a_member_is_asked_while_its_drafts_are_worth_their_time(step_seconds: float, asked: range) -> None:
+def test_a_member_is_asked_while_its_drafts_are_worth_their_time(
+    clock: _Clock, step_seconds: float, asked: range
+) -> None:
     """The same drafts are worth much beside steps of a second, and nothing beside steps of a millisecond."""
-    lookup, model = _Fixed(1, trigger=50, length=1), _Slow(2, length=4)
+    lookup, model = _Fixed(1, trigger=50, length=1), _slow(clock)
     drafts = _steps(_composite(lookup, model, choose="best"), [[51]], 30, step_seconds)
     assert len(model.calls) in asked
     assert (drafts[-1] == [2] * 4) == (step_seconds == 1.0)
     assert len(lookup.calls) == 30
 
 
-def test_a_promising_draft_in_hand_saves_asking_a_costly_member() -> None:
-    lookup, model = _Fixed(1, trigger=50, length=4), _Slow(2, length=4)
+def test_a_promising_draft_in_hand_saves_asking_a_costly_member(clock: _Clock) -> None:
+    lookup, model = _Fixed(1, trigger=50, length=4), _slow(clock)
     composite = _composite(lookup, model, choose="best")
     _steps(composite, [[50], [51]], 10, 0.1)
     assert set(model.calls) == {("y",)}, "only where the lookup has nothing"
 
 
-def test_a_member_that_is_not_asked_is_tried_now_and_then() -> None:
-    model = _Slow(2, length=4)
+def test_a_member_that_is_not_asked_is_tried_now_and_then(clock: _Clock) -> None:
+    model = _slow(clock)
     composite = _composite(_Fixed(1, length=1), model, choose="best")
     drafts = _steps(composite, [[50], [50]], 160, 0.001)
     assert model.calls[0] == ("x", "y")

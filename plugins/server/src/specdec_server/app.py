@@ -180,10 +180,11 @@ def read_template(path: str | None) -> str | None:
     if path is None:
         return None
     from specdec.errors import ConfigError
+    from specdec.wording import reason_of
 
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"server.chat_template = {path!r} cannot be read: {error}", path="server.chat_template"
+            f"server.chat_template = {path!r} cannot be read: {reason_of(error)}", path="server.chat_template"
         ) from error

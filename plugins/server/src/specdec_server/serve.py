@@ -15,6 +15,7 @@ import uvicorn
 
 from specdec.config.flags import read_config, read_table
 from specdec.errors import ConfigError
+from specdec.wording import reason_of
 from specdec_server.api.service import Service
 from specdec_server.app import create_app, read_template
 from specdec_server.config import ServerConfig
@@ -81,13 +82,14 @@ def listen(config: ServerConfig) -> socket.socket:
     Raises:
         ConfigError: the address cannot be used.
     """
+    listening = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        kind = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        listening = socket.socket(kind, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((config.host, config.port))
     except OSError as error:
-        message = f"cannot listen on {config.host}:{config.port}: {error}. Choose another server.port or server.host"
+        listening.close()
+        place, reason = f"{config.host}:{config.port}", reason_of(error)
+        message = f"cannot listen on {place}: {reason}. Choose another server.port or server.host"
         raise ConfigError(message, path="server.port") from error
     return listening
 

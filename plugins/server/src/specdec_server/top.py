@@ -12,6 +12,7 @@ from rich.table import Table
 
 from specdec.cli.console import harmless, make_console
 from specdec.errors import SpecdecError
+from specdec.wording import reason_of
 from specdec_server.metrics.reading import Snapshot
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def read(url: str) -> Snapshot:
             snapshot = Snapshot.parse(answer.read(_MOST_BYTES).decode("utf-8"))
     except (OSError, ValueError) as error:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise UnreachableError(f"no metrics at {page}: {cause}. Is the server running?") from error
+        said = reason_of(cause) if isinstance(cause, BaseException) else cause
+        raise UnreachableError(f"no metrics at {page}: {said}. Is the server running?") from error
     if not snapshot.labels("num_requests_running"):
         raise UnreachableError(f"{page} has no metrics of specdec; is it the address of a specdec server?")
     return snapshot
@@ -185,7 +187,7 @@ def _speculation(now: Snapshot, recent: Snapshot) -> list[tuple[str, str]]:
         )
         per_position = recent.by("spec_decode_num_accepted_tokens_per_pos_total", "position")
         shares = [per_position[key] / drafts for key in sorted(per_position, key=int)]
-        lines.append(("per position", " ".join(f"{100 * share:.0f}" for share in shares) + " %"))
+        lines.append(("of all drafts, per position", " ".join(f"{100 * share:.0f}" for share in shares) + " %"))
     faults = now.by("proposer_faults_total", "proposer")
     if any(faults.values()):
         lines.append(("faults", ", ".join(f"{name} {count:.0f}" for name, count in faults.items())))

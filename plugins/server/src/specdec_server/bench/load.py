@@ -14,6 +14,7 @@ import aiohttp
 from attrs import frozen
 
 from specdec.errors import SpecdecError
+from specdec.wording import reason_of
 from specdec_server.bench.client import Result, send
 
 
@@ -102,4 +103,4 @@ async def first_model(base_url: str, headers: dict[str, str]) -> str:
                 raise LoadError(f"{url} answers HTTP {response.status}: {content[:200]}")
             return str((await response.json())["data"][0]["id"])
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise LoadError(f"{url} gives no list of models: {error}. Is the server running?") from error
+            raise LoadError(f"{url} gives no list of models: {reason_of(error)}. Is the server running?") from error

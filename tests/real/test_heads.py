@@ -15,6 +15,7 @@ SHAPES = {
     "eagle": (CHAIN, DYNAMIC),
     "eagle3": (CHAIN, DYNAMIC),
     "medusa": (CHAIN, STATIC),
+    "mlp_speculator": ({"num_speculative_tokens": 3}, STATIC),
 }
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]

@@ -92,7 +92,7 @@ def test_methods_that_need_a_checkpoint_are_left_out(monkeypatch):
 
 
 def test_heads_belong_to_the_model_they_were_trained_for():
-    methods = ("eagle", "eagle3", "medusa")
+    methods = ("eagle", "eagle3", "medusa", "mlp_speculator")
     assert Registry().heads_for("demo:smollm2") == {method: f"demo:smollm2-{method}" for method in methods}
     assert Registry().heads_for("other") == {}
     for method in methods:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from specdec_train.batches import Batch
 from specdec_train.heads.base import Sample, TrainableHead
+from specdec_train.heads.copying import start_copying
 from specdec_train.layers import DraftAttention, GatedMLP, RMSNorm, decoder_layer_shape
 from specdec_train.targets import FrozenTarget
 
@@ -65,7 +66,7 @@ class Eagle3(TrainableHead):
 
     @torch.no_grad()
     def initialise(self, target: FrozenTarget, sample: Sample) -> None:
-        """Start from the target's last decoder layer, reading the last of the three features.
+        """Start from the target's last decoder layer, reading the last of the three features, and with heads that copy.
 
         Queries, keys and values see the embedding through small random weights at first.
         """
@@ -83,6 +84,7 @@ class Eagle3(TrainableHead):
         for name in ("gate_proj", "up_proj", "down_proj"):
             getattr(self.midlayer.mlp, name).weight.copy_(layer[f"mlp.{name}.weight"])
         self.norm.weight.copy_(target.final_norm)
+        start_copying(self, target, sample)
 
     def steps(self, batch: Batch, target: FrozenTarget, num_steps: int) -> list[Tensor]:
         """Normalised outputs of each draft step, [B, S, width]; row i of step j predicts token ``i + 2 + j``."""

@@ -81,6 +81,8 @@ import signal, sys
 import specdec.target.loading as loading
 from specdec.cli.entry import main
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in its background
+
 def check(path):
     signal.raise_signal(signal.SIGINT)
 

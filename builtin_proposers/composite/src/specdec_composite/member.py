@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import numpy as np
 
+from specdec.draft_trees import node_depths
 from specdec.metrics.stats import SpecCounter
 from specdec.runner.draft_check import split_draft
 from specdec_composite.worth import Worth
@@ -171,14 +172,6 @@ def judged_length(draft: RequestDraft, limit: int) -> int:
     """
     if not len(draft):
         return 0
-    return _depth(draft) if draft.probs is None else limit
-
-
-def _depth(draft: RequestDraft) -> int:
-    """The most tokens of a draft that can be accepted."""
-    if draft.parents is None:
-        return len(draft)
-    depth: list[int] = []
-    for parent in draft.parents:
-        depth.append(1 if parent < 0 else depth[parent] + 1)
-    return max(depth)
+    if draft.probs is not None:
+        return limit
+    return len(draft) if draft.parents is None else max(node_depths(draft.parents))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field
 
+from specdec.draft_trees import node_depths
 from specdec.metrics.stats import SpecCounter
 
 if TYPE_CHECKING:
@@ -69,11 +70,10 @@ class RequestDraft:
         """Without the tokens of which more than ``depth`` would have to be accepted to reach them."""
         if self.parents is None:
             return self.truncated(depth)
-        levels: list[int] = []
-        for parent in self.parents:
-            levels.append(1 if parent < 0 else levels[parent] + 1)
-        kept = [node for node, level in enumerate(levels) if level <= depth]
-        if len(kept) == len(levels):
+        if len(self) <= depth:
+            return self
+        kept = [node for node, level in enumerate(node_depths(self.parents)) if level <= depth]
+        if len(kept) == len(self):
             return self
         place = {node: index for index, node in enumerate(kept)} | {-1: -1}
         return RequestDraft(

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from specdec.draft_trees import node_depths
 from specdec.types import SpecStats
 
 
@@ -342,12 +343,10 @@ class SpecCounter:
 
 def _per_depth(parents: Sequence[int]) -> list[int]:
     """Nodes of a tree at each depth; parents come before children."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    counts = [0] * (max(depths) + 1)
+    depths = node_depths(parents)
+    counts = [0] * max(depths)
     for depth in depths:
-        counts[depth] += 1
+        counts[depth - 1] += 1
     return counts
 
 

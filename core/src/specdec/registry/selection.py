@@ -50,7 +50,6 @@ def select_plugins(config: EngineConfig, registry: Registry, method: str | None)
         ConfigError: options that are wrong, or for a plugin that is not selected; several mistakes together.
         PluginError: a plugin is not installed or cannot be used, and nothing else is wrong.
     """
-
     problems = Problems()
     options: dict[tuple[str, str], Any] = {}
     for kind, name, values in _wanted(config, method):

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,26 +29,52 @@ def _leave(_number: int, _frame: object) -> None:
     sys.exit(128 + signal.SIGTERM)
 
 
-class PeerProcess:
-    """An engine in a process of its own; see `peers/protocol.py`.
+class PausedProcess:
+    """A process, with its children, that runs only while it is measured, and never outlives the benchmark.
 
-    It is stopped (SIGSTOP) except while it answers: engines wait for work by spinning, which would slow the others.
+    It is stopped (SIGSTOP) meanwhile: engines wait for work by spinning, which would slow the others.
     """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None, **pipes: Any) -> None:
+        """Start it; it runs until it is paused."""
+        environ = {**os.environ, **(environ or {})}
+        self.process = subprocess.Popen(command, env=environ, start_new_session=True, text=True, **pipes)
+        atexit.register(self._signal, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, _leave)
+
+    def pause(self) -> None:
+        """Stop it."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Ask it to end, after a minute kill it."""
+        self.resume()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        else:
+            self._signal(signal.SIGTERM)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+        atexit.unregister(self._signal)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            os.killpg(self.process.pid, number)
+
+
+class PeerProcess(PausedProcess):
+    """An engine in a process of its own; see `peers/protocol.py`."""
 
     def __init__(self, name: str, script: str, python: str, environ: Mapping[str, str] | None = None) -> None:
         self.name = name
-        self._process = subprocess.Popen(
-            [python, str(PEERS / script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None,
-            text=True,
-            encoding="utf-8",
-            env={**os.environ, **(environ or {})},
-            start_new_session=True,
-        )
-        atexit.register(self._signal, signal.SIGKILL)
-        signal.signal(signal.SIGTERM, _leave)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        super().__init__([python, str(PEERS / script)], environ, encoding="utf-8", **pipes)
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         """Send a request and wait for the answer.
@@ -56,38 +82,23 @@ class PeerProcess:
         Raises:
             PeerError: the engine failed or its process ended.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._signal(signal.SIGCONT)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.resume()
         try:
-            self._process.stdin.write(json.dumps({"op": op, **request}) + "\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(json.dumps({"op": op, **request}) + "\n")
+            self.process.stdin.flush()
         except BrokenPipeError:
             pass  # the empty answer below says it
-        line = self._process.stdout.readline()
-        self._signal(signal.SIGSTOP)
+        line = self.process.stdout.readline()
+        self.pause()
         if not line:
-            self._signal(signal.SIGCONT)
-            raise PeerError(f"{self.name}: the process ended with code {self._process.wait()} during {op!r}")
+            self.resume()
+            raise PeerError(f"{self.name}: the process ended with code {self.process.wait()} during {op!r}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise PeerError(f"{self.name}: {answer['error']}")
         return answer
-
-    def close(self) -> None:
-        """End the process and its children."""
-        self._signal(signal.SIGCONT)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
-        atexit.unregister(self._signal)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
 
 
 def read_conversations(name: str, count: int, *, spread: bool = False) -> list[list[dict[str, str]]]:

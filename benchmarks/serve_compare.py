@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import socket
 import statistics
 import subprocess
@@ -21,11 +19,10 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common import HERE, add_common, write_result
+from common import HERE, PausedProcess, add_common, write_result
 from compare import preload
 from draft_model import checkpoint_of
 
@@ -34,20 +31,14 @@ NAME = "model"
 DTYPE = "bfloat16"
 
 
-class Server:
-    """One server process; it runs only while it is measured."""
+class Server(PausedProcess):
+    """One server."""
 
     def __init__(self, command: list[str], port: int, environ: dict[str, str], log: Path) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self._log = log.open("w", encoding="utf-8")
-        self.process = subprocess.Popen(
-            command, env={**os.environ, **environ}, stdout=self._log, stderr=self._log, start_new_session=True
-        )
-        try:
-            self._wait(log, command)
-        except BaseException:
-            self.close()
-            raise
+        with log.open("w", encoding="utf-8") as stream:
+            super().__init__(command, environ, stdout=stream, stderr=stream)
+        self._wait(log, command)
         self.pause()
 
     def _wait(self, log: Path, command: list[str]) -> None:
@@ -60,22 +51,6 @@ class Server:
             except OSError:
                 time.sleep(0.5)
         raise SystemExit(f"a server did not come up: {' '.join(command)}\n{tail(log)}")
-
-    def pause(self) -> None:
-        os.killpg(self.process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.killpg(self.process.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        with suppress(ProcessLookupError):  # it may have ended by itself
-            self.resume()
-            os.killpg(self.process.pid, signal.SIGTERM)
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self._log.close()
 
 
 def free_port() -> int:
@@ -151,8 +126,10 @@ def main() -> None:
                 labels = list(servers)
                 for label in labels[number % len(labels) :] + labels[: number % len(labels)]:
                     servers[label].resume()
-                    rounds.setdefault(label, []).append(measure(servers[label], arguments, prompts, folder))
+                    run = measure(servers[label], arguments, prompts, folder)
                     servers[label].pause()
+                    rounds.setdefault(label, []).append(run)
+                    print(f"round {number + 1}, {label}: {run['output_throughput']:.1f} tokens/s", flush=True)
         finally:
             for server in servers.values():
                 server.close()

@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -24,7 +22,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import aiohttp
-from common import add_common, read_conversations, write_result
+from common import PausedProcess, add_common, read_conversations, write_result
 
 IN_PROCESS = "--in-process"
 
@@ -37,11 +35,11 @@ def engine_options(arguments: argparse.Namespace) -> list[str]:
     return options
 
 
-class Paused:
-    """A process that runs only while it is measured."""
+class Engine(PausedProcess):
+    """One of the two, paused as soon as it says that it is ready."""
 
     def __init__(self, command: list[str], ready: str, **pipes: Any) -> None:
-        self.process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+        super().__init__(command, **pipes)
         stream = self.process.stderr if "stderr" in pipes else self.process.stdout
         assert stream is not None
         for line in stream:
@@ -51,17 +49,6 @@ class Paused:
         else:
             raise SystemExit(f"{command} ended before it was ready")
         self.pause()
-
-    def pause(self) -> None:
-        os.killpg(self.process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.killpg(self.process.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        self.resume()
-        os.killpg(self.process.pid, signal.SIGTERM)
-        self.process.wait(60)
 
 
 # --- over HTTP ----------------------------------------------------------------------------------
@@ -146,7 +133,7 @@ async def in_process(arguments: argparse.Namespace) -> None:
     llm.close()
 
 
-def ask(engine: Paused, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+def ask(engine: Engine, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
     assert engine.process.stdin is not None
     assert engine.process.stdout is not None
     engine.process.stdin.write(json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n")
@@ -157,9 +144,9 @@ def ask(engine: Paused, prompts: list[list[int]], max_tokens: int) -> dict[str, 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     serve = [sys.executable, "-m", "specdec.cli.main", "serve", "--port", "0", *engine_options(arguments)]
-    server = Paused(serve, r"at (http://\S+)", stderr=subprocess.PIPE)
+    server = Engine(serve, r"at (http://\S+)", stderr=subprocess.PIPE)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    engine = Paused([sys.executable, __file__, IN_PROCESS, *sys.argv[1:]], "ready", **pipes)
+    engine = Engine([sys.executable, __file__, IN_PROCESS, *sys.argv[1:]], "ready", **pipes)
     url = server.found[1]
     texts = [conversation[0]["content"] for conversation in read_conversations("spec_bench", 16, spread=True)]
     server.resume()
@@ -181,6 +168,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 if number:  # the first round warms up
                     values = result["first"] if label == "first" else [result["rate"]]
                     samples[side].setdefault(label, []).extend(values)
+                    if label != "first":
+                        print(f"round {number}, {label}, {side}: {result['rate']:.1f} tokens/s", flush=True)
             running.pause()
     server.close()
     engine.close()

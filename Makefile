@@ -6,6 +6,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p $(IS
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Tests run in so many processes; each takes up to 2 GB.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count()))')
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # The members of the workspace: every folder here that is a distribution.
 PROJECTS := $(wildcard core/pyproject.toml builtin_proposers/*/pyproject.toml builtin_heads/*/pyproject.toml plugins/*/pyproject.toml)
@@ -37,10 +40,10 @@ demo: $(STAMP)  ## decode real prompts with a small model, plainly and with spec
 	$(BIN)/specdec demo
 
 test: $(STAMP)  ## run the tests (not those marked slow, isolation or gpu)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(STAMP)  ## run the slow tests and those that install wheels
-	$(BIN)/python -m pytest -m "(slow or isolation) and not gpu"
+	$(PYTEST) -m "(slow or isolation) and not gpu"
 
 lint: $(STAMP)  ## ruff, mypy, and whether generated files and metadata are current
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.errors import ConfigError
+from specdec.files import save_tensors
 from specdec.wording import reason_of
 
 if TYPE_CHECKING:
@@ -81,11 +82,9 @@ class ShardWriter:
         """Write what waits as one shard."""
         if not self._lines:
             return
-        from safetensors.torch import save_file
-
         path = self._folder / self._shard_name
         part = path.with_suffix(".part")
-        save_file(self._tensors, str(part))
+        save_tensors(self._tensors, part)
         part.replace(path)
         with (self._folder / MANIFEST).open("a", encoding="utf-8") as file:
             file.writelines(self._lines)

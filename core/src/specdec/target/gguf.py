@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.errors import ModelLoadError
+from specdec.files import save_tensors
 from specdec.target.cache import creating
 from specdec.target.gguf_header import read_header
 from specdec.wording import reason_of
@@ -105,7 +106,6 @@ def convert(source: Path, target: Path, dtype: str) -> None:
 
 def _write_checkpoint(source: Path, target: Path, dtype: str, advance: Callable[[], None]) -> None:
     import torch
-    from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
@@ -119,7 +119,7 @@ def _write_checkpoint(source: Path, target: Path, dtype: str, advance: Callable[
     config.dtype = dtype
     config.architectures = [type(skeleton).__name__]
     config.save_pretrained(target)
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(tensors, target / "model.safetensors", {"format": "pt"})
     facts = {"source": str(source), "dtype": dtype, "version": FORMAT_VERSION, "tokenizer_problem": problem}
     (target / CONVERSION_FILE).write_text(json.dumps(facts, indent=2))
     advance()

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
+from specdec.files import save_tensors
 from specdec_train.heads.base import TrainableHead
 
 
@@ -23,5 +23,5 @@ def export(head: TrainableHead, config: dict[str, Any], extra: dict[str, torch.T
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: weight.detach().to(torch.bfloat16).contiguous() for name, weight in head.tensors().items()}
-    save_file({**tensors, **extra}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors({**tensors, **extra}, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n")

@@ -18,6 +18,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from specdec.errors import ConfigError
+from specdec_server.config import ServerConfig
+from specdec_server.serve import announce, listen, open_port
+
 from .test_disconnects import request_bytes
 
 README = Path(__file__).parents[1] / "README.md"
@@ -178,6 +182,65 @@ def test_sigterm_finishes_what_runs_and_refuses_what_is_new(settings):
     assert texts[-1] == "data: [DONE]"
     assert json.loads(texts[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert server.stop() == 0
+
+
+def test_a_second_ctrl_c_ends_what_runs_and_tells_it(settings):
+    server = Process("--config", str(settings), *OPTIONS)
+    server.wait_ready()
+    body = {"prompt": "the quick", "max_tokens": 1900, "ignore_eos": True, "speculation": False, "stream": True, "n": 8}
+    with ExitStack() as opened:
+        client = opened.enter_context(httpx.Client(base_url=server.url, timeout=60))
+        streams = []
+        for _ in range(3):
+            response = opened.enter_context(client.stream("POST", "/v1/completions", json=body))
+            streams.append(response.iter_lines())
+            next(streams[-1])
+        for signals in (1, 2):
+            server.process.send_signal(signal.SIGINT)
+            while len(server.lines) < 1 + signals:
+                time.sleep(0.01)
+        lasts = [[line for line in lines if line][-1] for lines in streams]
+    assert ['"code":"aborted"' in last for last in lasts] == [True] * 3
+    assert server.process.wait(40) == 0
+    server.stop()
+    assert server.lines[1:] == ["SIGINT: finishing what runs\n", "SIGINT again: ending what runs\n"]
+
+
+def test_an_address_is_one_servers_from_the_start():
+    """Both would load a model for minutes; then the second has nothing to listen on."""
+    first = listen(ServerConfig(port=0))
+    port = first.getsockname()[1]
+    config = ServerConfig(port=port)
+    taken = f"cannot listen on 127.0.0.1:{port}: address already in use"
+    with first:
+        with pytest.raises(ConfigError, match=taken):
+            listen(config)
+        with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.1", port)):
+            pass
+        open_port(first, config)
+        with socket.create_connection(("127.0.0.1", port)):
+            connection, _ = first.accept()
+            connection.close()  # this side closes first: its end stays in TIME_WAIT
+    with listen(config) as again:
+        open_port(again, config)
+    with socket.socket() as other, socket.socket() as late:
+        for one in (other, late):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(ConfigError, match=taken):
+            open_port(late, config)
+
+
+def test_an_ipv6_address_is_told_as_a_url(monkeypatch, capsys, running):
+    assert socket.has_ipv6
+    with listen(ServerConfig(host="::1", port=0)) as listening:
+        monkeypatch.setattr(running.service, "config", ServerConfig(host="::1", port=0))
+        announce(running.service, listening)
+        port = listening.getsockname()[1]
+        assert capsys.readouterr().err.endswith(f" at http://[::1]:{port}\n")
+        with pytest.raises(ConfigError, match=rf"cannot listen on \[::1\]:{port}: "):
+            listen(ServerConfig(host="::1", port=port))
 
 
 @pytest.mark.slow

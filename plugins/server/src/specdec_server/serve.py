@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+_BACKLOG = 2048
+"""Connections that may wait to be taken."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         check_verifier(llm, server_config)
         service = Service(llm, server_config, chat_template=template)
+        open_port(listening, server_config)
         announce(service, listening)
         Server(service).run(sockets=[listening])
     finally:
@@ -77,7 +80,10 @@ def check_verifier(llm: AsyncLLM, config: ServerConfig) -> None:
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """A listening socket, before the model is loaded, so that a port in use costs nothing.
+    """A socket that holds the address, before the model is loaded, so that a port in use costs nothing.
+
+    It refuses connections until `open_port`. SO_REUSEADDR passes over old connections of an earlier server, but lets
+    two sockets have one address as long as neither listens: it is on only while it is needed.
 
     Raises:
         ConfigError: the address cannot be used.
@@ -86,12 +92,35 @@ def listen(config: ServerConfig) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((config.host, config.port))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         listening.close()
-        place, reason = f"{config.host}:{config.port}", reason_of(error)
-        message = f"cannot listen on {place}: {reason}. Choose another server.port or server.host"
-        raise ConfigError(message, path="server.port") from error
+        raise _cannot_listen(config, error) from error
     return listening
+
+
+def open_port(listening: socket.socket, config: ServerConfig) -> None:
+    """Take connections from now on.
+
+    Raises:
+        ConfigError: another program has come to listen there first.
+    """
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        raise _cannot_listen(config, error) from error
+
+
+def _cannot_listen(config: ServerConfig, error: OSError) -> ConfigError:
+    place, reason = _place(config.host, config.port), reason_of(error)
+    message = f"cannot listen on {place}: {reason}. Choose another server.port or server.host"
+    return ConfigError(message, path="server.port")
+
+
+def _place(host: str, port: int) -> str:
+    """Host and port as in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def announce(service: Service, listening: socket.socket) -> None:
@@ -99,7 +128,8 @@ def announce(service: Service, listening: socket.socket) -> None:
     config = service.config
     scheme = "https" if config.ssl_certfile else "http"
     port = listening.getsockname()[1]
-    print(f"specdec serves {service.names[0]} at {scheme}://{config.host}:{port}", file=sys.stderr, flush=True)
+    place = _place(config.host, port)
+    print(f"specdec serves {service.names[0]} at {scheme}://{place}", file=sys.stderr, flush=True)
     if not service.llm.lossless:
         logger.warning("the verifier %r is lossy: answers differ from the model's own", service.llm.config.verifier)
     if not config.api_keys and config.host not in ("127.0.0.1", "localhost", "::1"):
@@ -120,12 +150,14 @@ class Server(uvicorn.Server):
                 server_header=False,
                 timeout_graceful_shutdown=5,
                 timeout_keep_alive=30,
+                backlog=_BACKLOG,
                 ssl_certfile=config.ssl_certfile,
                 ssl_keyfile=config.ssl_keyfile,
             )
         )
         self._service = service
         self._draining: asyncio.Task[None] | None = None
+        self._hurried = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -134,23 +166,26 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT: begin to stop; a second one stops at once."""
+        """SIGTERM or SIGINT: begin to stop. A second one ends what runs, a third one does not even wait for that."""
         del frame
-        if self._service.draining or self._loop is None:
+        if self._hurried or self._loop is None:
             self.should_exit = self.force_exit = True
-            return
-        logger.warning("%s: finishing what runs", signal.Signals(sig).name)
-        self._service.draining = True
-        self._loop.call_soon_threadsafe(self._start_draining)
+        elif self._service.draining:
+            logger.warning("%s again: ending what runs", signal.Signals(sig).name)
+            self._hurried = True
+        else:
+            logger.warning("%s: finishing what runs", signal.Signals(sig).name)
+            self._service.draining = True
+            self._loop.call_soon_threadsafe(self._start_draining)
 
     def _start_draining(self) -> None:
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
-        """Wait for the requests that run, as long as the configuration says."""
+        """Wait for the requests that run, as long as the configuration says and nobody hurries."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._service.config.shutdown_timeout
-        while self._service.num_active and loop.time() < deadline:
+        while self._service.num_active and loop.time() < deadline and not self._hurried:
             await asyncio.sleep(_POLL_SECONDS)
         await self._service.abort_all()
         self.should_exit = True

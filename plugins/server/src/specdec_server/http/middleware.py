@@ -66,6 +66,10 @@ class Gate:
             logger.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
                 await as_api_error(error, self._retry_after).response()(scope, receive, counting_send)
+        except asyncio.CancelledError:  # by the end of the server alone, which has waited for this request
+            logger.warning("%s %s was not finished when the server stopped", scope["method"], scope["path"])
+            if not status:
+                await APIError(503, "the server has stopped", code="stopping").response()(scope, receive, counting_send)
         finally:
             self._metrics.count(scope, status, time.perf_counter() - began)
 

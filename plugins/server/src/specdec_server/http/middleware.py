@@ -85,6 +85,9 @@ class Gate:
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body_size:
             return self._too_large()
+        coding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+        if coding.lower() != "identity":
+            return APIError(415, f"a body with Content-Encoding {coding!r} is not understood; send it uncompressed")
         path = scope["path"]
         is_open = path in OPEN_PATHS or path.startswith("/page/") or scope["method"] == "OPTIONS"
         if not self._keys or is_open or self._has_key(headers):
@@ -103,17 +106,19 @@ class Gate:
         return scheme.lower() == b"bearer" and any(matches)
 
     def _limited(self, receive: Receive) -> Receive:
-        """The body's parts, as long as they stay within the limit together."""
+        """The body's parts, as long as they stay within the limits together."""
         size = 0
         complete = False
+        deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
 
         async def limited() -> Message:
             nonlocal size, complete
             try:
-                async with asyncio.timeout(None if complete else self._timeout):
+                async with asyncio.timeout_at(None if complete else deadline):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"the body did not come within {self._timeout:g} s") from None
+                detail = f"the body did not come within {self._timeout:g} s (server.request_timeout)"
+                raise HTTPException(408, detail, headers={"Connection": "close"}) from None
             complete = not message.get("more_body", False)
             size += len(message.get("body", b""))
             if size > self._max_body_size:

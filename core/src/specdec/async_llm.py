@@ -157,13 +157,18 @@ class AsyncLLM:
             async for output in outputs:
                 yield output
 
-    def tokenise(self, prompt: Any) -> list[int]:
-        """Token ids of a prompt, special tokens included; may be called from any thread.
+    def tokenise(self, prompt: Any, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt; may be called from any thread.
+
+        Args:
+            prompt: as for `LLM.generate`, one of them.
+            add_special_tokens: with those that the tokenizer adds to a text by itself.
 
         Raises:
             InvalidRequestError: it is neither text nor token ids, or there is no tokenizer.
         """
-        ids: list[int] = self._engine.inputs.tokenise(prompt)["prompt_token_ids"].tolist()
+        tokenised = self._engine.inputs.tokenise(prompt, add_special_tokens=add_special_tokens)
+        ids: list[int] = tokenised["prompt_token_ids"].tolist()
         return ids
 
     def tokenise_chat(self, messages: Any, **template_options: Any) -> list[int]:

@@ -102,7 +102,7 @@ def test_speculation_can_be_switched_off(cli, tmp_path):
 def test_the_servers_table_is_shown_and_checked(cli, tmp_path, monkeypatch):
     """By the mechanism of all settings: file, environment, options, origins; keys stay secret."""
     pytest.importorskip("specdec_server")
-    (tmp_path / "specdec.toml").write_text('model = "m"\n[server]\nhost = "0.0.0.0"\napi_keys = ["sesame"]\n')
+    (tmp_path / "specdec.toml").write_text('model = "m"\n[server]\nhost = "0.0.0.0"\napi_key = ["sesame"]\n')
     monkeypatch.setenv("SPECDEC_SERVER_MAX_CHOICES", "5")
     code, out, err = cli("config", "--port", "9000", "--set", "server.retry_after=3")
     lines = table(out)
@@ -112,7 +112,7 @@ def test_the_servers_table_is_shown_and_checked(cli, tmp_path, monkeypatch):
     assert lines["server.retry_after"].split()[1:] == ["3", "--set"]
     assert lines["server.max_choices"].split()[1:] == ["5", "environment", "SPECDEC_SERVER_MAX_CHOICES"]
     assert lines["server.page"].split()[1:] == ["true", "default"]
-    assert lines["server.api_keys"].split()[1:] == ["hidden", "specdec.toml:4"]
+    assert lines["server.api_key"].split()[1:] == ["hidden", "specdec.toml:4"]
     _, out, _ = cli("config", "--json")
     assert json.loads(out)["settings"]["server"]["host"] == "0.0.0.0"
     assert "sesame" not in out

@@ -204,6 +204,22 @@ def test_advice_for_options_of_vllm_names_what_exists():
     assert named <= known
 
 
+@pytest.mark.parametrize(
+    ("extras", "told"),
+    [
+        (["--no-enable-log-requests"], "Requests are not written to the log"),
+        (["-O3"], "without a compiler"),
+        (["-tp=2"], "One process drives one replica"),
+        (["--root-path", "/x"], "proxy"),
+        (["b"], "For several values an option that takes them is repeated: --stop A --stop B."),
+    ],
+)
+def test_forms_of_vllms_command_lines(extras, told):
+    from specdec.cli.parser import unknown_arguments
+
+    assert told in unknown_arguments(extras, ["--stop", "--port"], ["MODEL"])
+
+
 def test_every_command_takes_the_model_by_the_same_rule():
     """``--model`` everywhere a model is loaded, and MODEL where it is the only argument."""
     for name, parser in _commands(build_parser(None)).items():

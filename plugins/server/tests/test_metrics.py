@@ -101,6 +101,13 @@ def test_vllms_names_on_request(model, serving):
         assert openmetrics.text.endswith("# EOF\n")
 
 
+def test_the_models_label_is_the_name_it_is_served_under(model, serving):
+    with serving(model, {"served_model_name": ("one", "two")}) as server, server.client() as client:
+        labels = {row["model_name"] for row in look(client).labels("num_requests_running")}
+        assert "one" in labels
+        assert str(model) not in labels
+
+
 def test_vllms_names_are_not_there_otherwise(client):
     assert "vllm:" not in client.get("/metrics").text
 

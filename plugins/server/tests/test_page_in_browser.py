@@ -216,5 +216,5 @@ def test_errors_are_told(model, serving, browse):
         await browser.wait("at('error').textContent.includes('Is it still running?')")
         assert await browser.run("at('prompt').value") == "again"
 
-    with serving(model, {"api_keys": ("secret",), "retry_after": 3}, **settings) as server:
+    with serving(model, {"api_key": ("secret",), "retry_after": 3}, **settings) as server:
         browse(steps, errors=True)

@@ -38,7 +38,7 @@ def refused(client: httpx.Client, path: str, status: int, **body: Any) -> dict[s
         ({"prompt": [1] * 600}, "the prompt has 600 tokens"),
         (
             {"prompt": "a " * 2_000_000},
-            "the prompt has 4000000 characters, more than max_model_len 512 tokens can hold",
+            "the prompt has 4000000 characters, more than fit. This model's maximum context length is 512 tokens",
         ),
         ({"prompt": "x", "n": 0}, "n is 0"),
         ({"prompt": "x", "n": 500, "temperature": 1}, "server.max_choices"),
@@ -117,8 +117,8 @@ def test_more_tokens_than_the_model_length_leaves_are_a_400_with_the_numbers(
     room = limit - length
     error = refused(client, path, 400, **body, **{field: room + 1, "stream": stream})
     assert error["message"] == (
-        f"{field} is {room + 1}, but the prompt has {length} tokens and prompt and output together at most {limit} "
-        f"(max_model_len): ask for {room} or fewer, or shorten the prompt"
+        f"{field} is {room + 1}, but the prompt has {length} tokens. This model's maximum context length is {limit} "
+        f"tokens (max_model_len), prompt and output together. Ask for {room} or fewer, or shorten the prompt"
     )
     assert (error["param"], error["code"]) == (field, "context_length_exceeded")
     if not stream:
@@ -129,6 +129,23 @@ def test_more_tokens_than_the_model_length_leaves_are_a_400_with_the_numbers(
 def test_a_prompt_that_leaves_less_than_the_default_of_max_tokens_is_taken(client, running):
     body = {"prompt": [5] * (running.llm.max_model_len - 3), "ignore_eos": True}
     assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "body"),
+    [
+        ("/v1/completions", "prompt", {"prompt": [5] * 600}),
+        ("/v1/completions", "prompt", {"prompt": "a " * 2_000_000}),
+        ("/v1/chat/completions", "messages", {"messages": [{"role": "user", "content": "x " * 600}]}),
+        ("/v1/chat/completions", "messages", {"messages": [{"role": "user", "content": "x" * 300_000}]}),
+        ("/v1/responses", "input", {"input": "x " * 600}),
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_told_by_code_and_words(client, path, param, body):
+    """By OpenAI's code and by its words: libraries that fall back to a model with more room look for one of them."""
+    error = refused(client, path, 400, **body)
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert "This model's maximum context length is 512 tokens" in error["message"]
 
 
 FUNCTION = {"type": "function", "function": {"name": "f"}}
@@ -191,7 +208,7 @@ def test_the_server_goes_on_after_all_of_it(client):
 def strict(model, serving):
     """A server with small limits and keys."""
     limits = {
-        "api_keys": ("secret", "other"),
+        "api_key": ("secret", "other"),
         "max_body_size": "2KiB",
         "allowed_origins": ("https://a.example",),
         "retry_after": 3,
@@ -306,9 +323,16 @@ def test_settings_are_checked():
         ({"port": 70000}, "from 0 to 65535"),
         ({"max_body_size": "big"}, "server.max_body_size"),
         ({"ssl_keyfile": "k.pem"}, "server.ssl_certfile"),
+        ({"allowed_origins": ['["*"]']}, "is no origin"),
+        ({"allowed_origins": ["https://a.example/"]}, "an origin without a path"),
     ):
         with pytest.raises(ConfigError, match=told.replace("?", r"\?")):
             structure(ServerConfig, values, "server")
+
+
+def test_origins_that_exist_are_taken():
+    for origin in ("*", "null", "https://a.example", "http://[::1]:3000", "app://name"):
+        assert ServerConfig(allowed_origins=(origin,)).allowed_origins == (origin,)
 
 
 def test_a_body_that_does_not_come_is_given_up(model, serving):

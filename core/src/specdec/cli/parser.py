@@ -117,8 +117,9 @@ def unknown_arguments(extras: list[str], known: Iterable[str], positions: Sequen
         positions: names of the arguments that are no options.
     """
     wrong = next((extra for extra in extras if extra.startswith("-")), extras[0]).partition("=")[0]
-    if wrong in ADVICE:
-        return f"there is no option {wrong!r}. {ADVICE[wrong]}"
+    advice = _advice(wrong)
+    if advice:
+        return f"there is no option {wrong!r}. {advice}"
     known = tuple(known)
     of_method = _method_with(wrong) if "--set" in known else ""
     if of_method:
@@ -133,7 +134,16 @@ def unknown_arguments(extras: list[str], known: Iterable[str], positions: Sequen
     if wrong.startswith("-"):
         return f"unknown option {wrong!r}.{hint}"
     taken = f" Only {' and '.join(positions)} can be given without an option, all in one place." if positions else ""
+    taken += " For several values an option that takes them is repeated: --stop A --stop B."
     return f"unknown argument {wrong!r}.{taken}"
+
+
+def _advice(option: str) -> str:
+    """What to do instead of an option of vLLM, also in its negative form or with its value (``-O3``)."""
+    for form in (option, option.replace("--no-", "--", 1), option[:2] if option[2:].isdigit() else option):
+        if form in ADVICE:
+            return ADVICE[form]
+    return ""
 
 
 def _method_with(option: str) -> str:

@@ -65,9 +65,9 @@ class InputProcessor:
         self._arrivals = 0
         self._tokenizer_lock = threading.Lock()
 
-    def tokenise(self, prompt: Any) -> dict[str, Any]:
+    def tokenise(self, prompt: Any, *, add_special_tokens: bool = True) -> dict[str, Any]:
         """The prompt as ``{"prompt": text or None, "prompt_token_ids": ids}``; may be called from any thread."""
-        text, token_ids = self._token_ids(prompt)
+        text, token_ids = self._token_ids(prompt, add_special_tokens=add_special_tokens)
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     def tokenise_chat(self, messages: Any, template_options: Mapping[str, Any]) -> list[int]:
@@ -174,7 +174,7 @@ class InputProcessor:
             grammar=grammar,
         )
 
-    def _token_ids(self, prompt: Any) -> tuple[str | None, np.ndarray]:
+    def _token_ids(self, prompt: Any, *, add_special_tokens: bool = True) -> tuple[str | None, np.ndarray]:
         """The prompt's text, when it came as text, and its ids."""
         if isinstance(prompt, dict):
             keys = set(prompt)
@@ -197,7 +197,8 @@ class InputProcessor:
             if not is_unicode(prompt):
                 raise InvalidRequestError("the prompt is no valid Unicode: it has lone surrogates")
             with self._tokenizer_lock:
-                return prompt, np.asarray(self._tokenizer(prompt)["input_ids"], dtype=np.int64)
+                ids = self._tokenizer(prompt, add_special_tokens=add_special_tokens)["input_ids"]
+            return prompt, np.asarray(ids, dtype=np.int64)
         return None, _as_ids(prompt)
 
     def _check_prompt(self, token_ids: np.ndarray) -> None:

@@ -115,6 +115,7 @@ def apply_chat_template(
     tools: Sequence[dict[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    add_special_tokens: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids of a conversation, ending where the assistant's answer begins.
@@ -126,6 +127,7 @@ def apply_chat_template(
         tools: functions the model may call, as JSON schemas, for templates that show tools to the model.
         add_generation_prompt: end with what begins an answer of the assistant.
         continue_final_message: end inside the last message, which the model continues.
+        add_special_tokens: let the tokenizer add its own, beside those that the template writes.
         variables: further values for the template; ``chat_template`` takes its place.
 
     Raises:
@@ -149,7 +151,7 @@ def apply_chat_template(
             raise InvalidRequestError(
                 f"chat: message {number} must be a dict with 'role' and 'content', got {message!r}"
             )
-    if tools and not _shows_tools(tokenizer.get_chat_template(variables.get("chat_template"), tools)):
+    if tools and not names_variable(tokenizer.get_chat_template(variables.get("chat_template"), tools), "tools"):
         raise InvalidRequestError(
             f"tools: the chat template of the model {model!r} has no place for tools, so the model would not learn of "
             "them; take a model or a chat_template that has, or send no tools (or tool_choice 'none')"
@@ -167,10 +169,10 @@ def apply_chat_template(
         raise InvalidRequestError(f"chat: the messages do not fit the chat template of {model!r}: {error}") from error
     if not is_unicode(text):
         raise InvalidRequestError("chat: the messages are no valid Unicode: they have lone surrogates")
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
     return ids
 
 
-def _shows_tools(template: str) -> bool:
-    """Whether a Jinja template names the variable ``tools`` outside its comments."""
-    return re.search(r"\btools\b", re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)) is not None
+def names_variable(template: str, name: str) -> bool:
+    """Whether a Jinja template names a variable outside its comments."""
+    return re.search(rf"\b{name}\b", re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)) is not None

@@ -20,6 +20,7 @@ from specdec_server.api.chat import create_chat_completion
 from specdec_server.api.completions import create_completion
 from specdec_server.api.responses import create_response
 from specdec_server.api.service import Service
+from specdec_server.api.unsupported import ADVICE
 from specdec_server.http.errors import APIError, AsciiJSONResponse, as_api_error
 from specdec_server.http.middleware import Gate
 from specdec_server.http.streams import ClientGone
@@ -43,7 +44,7 @@ def create_app(service: Service) -> ASGIApp:
     _add_error_handlers(app, service)
     outer: ASGIApp = Gate(
         app,
-        api_keys=service.config.api_keys,
+        api_keys=service.config.api_key,
         max_body_size=service.max_body_size,
         retry_after=service.config.retry_after,
         timeout=service.config.request_timeout,
@@ -54,7 +55,7 @@ def create_app(service: Service) -> ASGIApp:
             outer,
             allow_origins=list(service.config.allowed_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],  # clients in browsers send some of their own
         )
     return outer
 
@@ -149,8 +150,9 @@ def body_error(error: RequestValidationError) -> APIError:
     # Where several types are allowed, pydantic puts the one it tried behind the field's name.
     param = path[0] if path else None
     if problem["type"] == "extra_forbidden":
-        hint = _did_you_mean(path)
-        return APIError(400, f"unknown field {'.'.join(path)!r}.{hint}", param=param, code="unknown_field")
+        advice = ADVICE.get(path[0]) if len(path) == 1 else None
+        said = f"there is no field {path[0]!r}. {advice}" if advice else _unknown(path)
+        return APIError(400, said, param=param, code="unknown_field")
     if problem["type"] == "json_invalid":
         return APIError(400, f"the body is not JSON: {problem.get('ctx', {}).get('error', problem['msg'])}")
     if problem["type"] == "missing":
@@ -161,14 +163,15 @@ def body_error(error: RequestValidationError) -> APIError:
     return APIError(400, f"{'.'.join(path)}: {problem['msg']}", param=param)
 
 
-def _did_you_mean(path: list[str]) -> str:
+def _unknown(path: list[str]) -> str:
     fields = {
         name
         for model in (requests.CompletionRequest, requests.ChatCompletionRequest, requests.ResponsesRequest)
         for name in model.model_fields
     }
     near = closest(path[-1], sorted(fields)) if len(path) == 1 else None
-    return f" Did you mean {near!r}?" if near else ""
+    hint = f" Did you mean {near!r}?" if near else ""
+    return f"unknown field {'.'.join(path)!r}.{hint}"
 
 
 def read_template(path: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from attrs import field, frozen
@@ -10,6 +11,9 @@ from attrs.validators import optional
 from specdec.config import validators as check
 from specdec.config.problems import SettingsConflictError
 from specdec.config.sizes import Size
+from specdec.errors import ConfigError
+
+_ORIGIN = re.compile(r"""\*|null|[a-zA-Z][\w+.-]*://[^/\s"',]+""")
 
 
 @frozen(kw_only=True)
@@ -24,7 +28,7 @@ class ServerConfig:
     """Port to listen on; 0 takes a free one."""
     served_model_name: tuple[str, ...] = field(default=(), converter=check.as_tuple, validator=check.names())
     """Names that requests may use for the model, the first one in answers; the model's own when not set."""
-    api_keys: tuple[str, ...] = field(
+    api_key: tuple[str, ...] = field(
         default=(), converter=check.as_tuple, validator=check.names(), metadata={"secret": True}
     )
     """Keys of which requests must bring one as "Authorization: Bearer KEY"; without any the server is open."""
@@ -58,6 +62,13 @@ class ServerConfig:
     """The certificate's private key (PEM)."""
 
     def __attrs_post_init__(self) -> None:
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"server.allowed_origins: {origin!r} is no origin. Give * or an origin without a path, such as "
+                    "https://app.example; several in a list of the file, or by repeating the option",
+                    path="server.allowed_origins",
+                )
         if self.ssl_keyfile and not self.ssl_certfile:
             raise SettingsConflictError(
                 "server.ssl_keyfile is set without server.ssl_certfile: HTTPS needs the certificate as well.",

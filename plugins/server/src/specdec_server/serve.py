@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -132,7 +133,9 @@ def announce(service: Service, listening: socket.socket) -> None:
     print(f"specdec serves {service.names[0]} at {scheme}://{place}", file=sys.stderr, flush=True)
     if not service.llm.lossless:
         logger.warning("the verifier %r is lossy: answers differ from the model's own", service.llm.config.verifier)
-    if not config.api_keys and config.host not in ("127.0.0.1", "localhost", "::1"):
+    if not config.api_key and os.environ.get("VLLM_API_KEY"):
+        logger.warning("VLLM_API_KEY is not read here, and no API key is set: set SPECDEC_SERVER_API_KEY")
+    if not config.api_key and config.host not in ("127.0.0.1", "localhost", "::1"):
         logger.warning("no API keys are set, and %s can be reached from other machines", config.host)
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field
 
 from specdec_server.api import formats
-from specdec_server.api.messages import for_template
-from specdec_server.api.sampling import sampling_params
-from specdec_server.api.service import Ask, merge, new_id
+from specdec_server.api.messages import for_template, last_of_assistant
+from specdec_server.api.sampling import prompt_cut, sampling_params
+from specdec_server.api.service import Ask, answer_id, engine_id, merge
 from specdec_server.api.streaming import respond
 from specdec_server.api.tools import HeldText, ToolCall, ToolChoice, find_calls, read_choice
 from specdec_server.http.errors import AsciiJSONResponse, invalid
@@ -31,14 +31,18 @@ if TYPE_CHECKING:
 async def create_chat_completion(service: Service, request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation."""
     service.check_open()
-    answer = Answer(service, body, service.check_model(body.model), read_choice(body.tools, body.tool_choice))
+    choice = read_choice(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+    answer = Answer(service, body, service.check_model(body.model), answer_id("chatcmpl", request, body), choice)
     params = answer.params
     if params.n > service.config.max_choices:
         raise invalid(f"n is {params.n}; this server makes at most {service.config.max_choices} choices", "n")
+    messages = for_template(body.messages)
+    answer.echoed = last_of_assistant(messages) if body.echo else ""
+    token_ids = await service.tokenise_chat(messages, **answer.template_options)
     ask = Ask(
-        token_ids=await service.tokenise_chat(for_template(body.messages), **answer.template_options),
+        token_ids=service.fit(token_ids, prompt_cut(body, params), "messages"),
         params=params,
-        request_id=answer.id,
+        request_id=engine_id(answer.id),
         kind="delta" if body.stream else "final",
         priority=body.priority or 0,
         speculation=body.speculation,
@@ -57,8 +61,10 @@ class Answer:
     service: Service
     body: ChatCompletionRequest
     model: str
+    id: str
     tool_choice: ToolChoice
-    id: str = field(factory=lambda: new_id("chatcmpl"))
+    echoed: str = ""
+    """What the answer's text begins with."""
     created: int = field(factory=lambda: int(time.time()))
 
     @property
@@ -72,7 +78,7 @@ class Answer:
     def params(self) -> SamplingParams:
         """The sampling parameters."""
         body = self.body
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
         if body.stream and body.prompt_logprobs is not None:
             raise invalid("prompt_logprobs cannot be streamed", "prompt_logprobs")
@@ -81,6 +87,7 @@ class Answer:
             max_tokens=self.max_tokens[0],
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             max_logprobs=self.service.config.max_logprobs,
+            wanted=body.response_format,
             structured=self.tool_choice.constraint(),
         )
 
@@ -98,7 +105,8 @@ class Answer:
             "tools": list(self.tool_choice.tools) if self.tool_choice.is_on else None,
             "add_generation_prompt": generation,
             "continue_final_message": continued,
-            "variables": body.chat_template_kwargs,
+            "add_special_tokens": bool(body.add_special_tokens),
+            "variables": self.service.template_variables(body.chat_template_kwargs, body.reasoning_effort),
         }
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
@@ -111,14 +119,14 @@ class Answer:
         }
         if self.body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = formats.prompt_logprobs(output)
-        if self.body.return_token_ids:
-            answer["prompt_token_ids"] = output.prompt_token_ids
-        if self.body.return_spec_stats:
-            answer["spec_stats"] = formats.spec_stats([output])
-        return answer
+        return {**answer, **self._prompt(output), **self._stats(output)}
+
+    def _prompt(self, output: RequestOutput) -> dict[str, Any]:
+        return {"prompt_token_ids": output.prompt_token_ids} if self.body.return_token_ids else {}
 
     def _whole_choice(self, choice: CompletionOutput) -> dict[str, Any]:
         text, calls = find_calls(choice.text, self.tool_choice) if self.tool_choice.is_on else (choice.text, [])
+        text = self.echoed + text
         message: dict[str, Any] = {
             "role": "assistant",
             "content": text.strip() or None if calls else text,
@@ -137,7 +145,10 @@ class Answer:
 
     def _logprobs(self, choice: CompletionOutput) -> dict[str, Any] | None:
         tokenizer = self.service.llm.get_tokenizer()
-        return formats.chat_logprobs(choice, self.body.top_logprobs or 0, tokenizer) if self.body.logprobs else None
+        if not self.body.logprobs:
+            return None
+        by_id = bool(self.body.return_tokens_as_token_ids)
+        return formats.chat_logprobs(choice, self.body.top_logprobs or 0, tokenizer, by_id=by_id)
 
     def _finish_reason(self, choice: CompletionOutput, *, calls: bool) -> str | None:
         made_calls = calls and choice.finish_reason == "stop" and self.tool_choice.mode != "named"
@@ -168,7 +179,8 @@ class Answer:
             async for _, output in stream:
                 if last is None:
                     for choice in output.outputs:
-                        yield events(_chunk(choice.index, {"role": "assistant", "content": ""}))
+                        begin = _chunk(choice.index, {"role": "assistant", "content": self.echoed})
+                        yield events({**begin, **self._prompt(output)} if choice.index == 0 else begin)
                 last = output
                 for choice in output.outputs:
                     if choice.index in ended:

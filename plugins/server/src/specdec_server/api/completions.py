@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field
 
 from specdec_server.api import formats
-from specdec_server.api.sampling import sampling_params
-from specdec_server.api.service import Ask, gather, merge, new_id
+from specdec_server.api.sampling import prompt_cut, sampling_params
+from specdec_server.api.service import Ask, answer_id, engine_id, gather, merge
 from specdec_server.api.streaming import respond
 from specdec_server.http.errors import AsciiJSONResponse, invalid
 from specdec_server.http.streams import Events, while_connected
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 async def create_completion(service: Service, request: Request, body: CompletionRequest) -> Response:
     """Complete one prompt or several."""
     service.check_open()
-    answer = Answer(service, body, service.check_model(body.model))
+    answer = Answer(service, body, service.check_model(body.model), answer_id("cmpl", request, body))
     prompts = split_prompts(body.prompt)
     params = answer.params
     if len(prompts) * params.n > service.config.max_choices:
@@ -38,20 +38,25 @@ async def create_completion(service: Service, request: Request, body: Completion
             "(server.max_choices)",
             "n",
         )
+    special, cut = body.add_special_tokens is not False, prompt_cut(body, params)
+    prompt_ids = [
+        service.fit(await service.tokenise(prompt, add_special_tokens=special), cut, "prompt") for prompt in prompts
+    ]
+    for token_ids in prompt_ids:
+        service.check_room(len(token_ids), body.max_tokens, "max_tokens")
     asks = [
         Ask(
-            token_ids=await service.tokenise(prompt),
+            token_ids=token_ids,
             params=params,
-            request_id=answer.id if len(prompts) == 1 else f"{answer.id}-{index}",
+            request_id=engine_id(answer.id),
             kind="delta" if body.stream else "final",
             priority=body.priority or 0,
             speculation=body.speculation,
         )
-        for index, prompt in enumerate(prompts)
+        for token_ids in prompt_ids
     ]
-    for ask in asks:
-        service.check_room(len(ask.token_ids), body.max_tokens, "max_tokens")
-    answer.prompt_texts = [await answer.prompt_text(prompt) for prompt in prompts] if body.echo else []
+    sent = prompts if cut is None else prompt_ids
+    answer.prompt_texts = [await answer.prompt_text(prompt) for prompt in sent] if body.echo else []
     if body.stream:
         outputs = merge([service.outputs(ask) for ask in asks])
         return await respond(service, request, outputs, answer.chunks)
@@ -81,7 +86,7 @@ class Answer:
     service: Service
     body: CompletionRequest
     model: str
-    id: str = field(factory=lambda: new_id("cmpl"))
+    id: str
     created: int = field(factory=lambda: int(time.time()))
     prompt_texts: list[str] = field(factory=list)
     _lengths: dict[int, int] = field(factory=dict)
@@ -110,6 +115,7 @@ class Answer:
             max_tokens=1 if self._only_prompt else max_tokens,
             logprobs=body.logprobs,
             max_logprobs=self.service.config.max_logprobs,
+            wanted=body.response_format,
         )
 
     async def prompt_text(self, prompt: str | list[int]) -> str:
@@ -147,28 +153,33 @@ class Answer:
         }
         if body.prompt_logprobs is not None:
             result["prompt_logprobs"] = formats.prompt_logprobs(output)
-        return {**result, **self._extras(choice, output)}
+        return {**result, **self._extras(choice), **self._prompt(output)}
 
     def _whole_logprobs(self, output: RequestOutput, choice: CompletionOutput, prompt_text: str) -> dict[str, Any]:
         top = self.body.logprobs or 0
         token_ids = [] if self._only_prompt else choice.token_ids
         entries: list[Any] = [] if self._only_prompt else list(choice.logprobs or [])
+        by_id = bool(self.body.return_tokens_as_token_ids)
         if not self.body.echo:
-            return formats.completion_logprobs(token_ids, entries, top, 0)
+            return formats.completion_logprobs(token_ids, entries, top, 0, by_id=by_id)
         all_ids = [*output.prompt_token_ids, *token_ids]
-        result = formats.completion_logprobs(all_ids, [*(output.prompt_logprobs or []), *entries], top, 0)
+        all_entries = [*(output.prompt_logprobs or []), *entries]
+        result = formats.completion_logprobs(all_ids, all_entries, top, 0, by_id=by_id)
         tokenizer = self.service.llm.get_tokenizer()
         if tokenizer is not None and all_ids:
-            result["tokens"][0] = str(tokenizer.decode(all_ids[:1]))
-            first = len(result["tokens"][0])
-            result["text_offset"][1:] = [offset + first for offset in result["text_offset"][1:]]
+            first = str(tokenizer.decode(all_ids[:1]))
+            if not by_id:
+                result["tokens"][0] = first
+            result["text_offset"][1:] = [offset + len(first) for offset in result["text_offset"][1:]]
         return result
 
-    def _extras(self, choice: CompletionOutput, output: RequestOutput) -> dict[str, Any]:
+    def _prompt(self, output: RequestOutput) -> dict[str, Any]:
+        return {"prompt_token_ids": output.prompt_token_ids} if self.body.return_token_ids else {}
+
+    def _extras(self, choice: CompletionOutput) -> dict[str, Any]:
         extras: dict[str, Any] = {}
         if self.body.return_token_ids:
             extras["token_ids"] = choice.token_ids
-            extras["prompt_token_ids"] = output.prompt_token_ids
         if self.body.return_token_origins:
             extras["token_origins"] = choice.token_origins
         if self.body.return_token_bytes:
@@ -217,12 +228,13 @@ class Answer:
             text = self.prompt_texts[number] + text
         sent = self._lengths.get(index, 0)
         self._lengths[index] = sent + len(text)
-        extras = self._extras(choice, output)
+        extras = self._extras(choice)
         if not (text or choice.finish_reason or choice.logprobs or extras):
             return None
         logprobs = None
         if body.logprobs is not None and choice.logprobs is not None:
-            logprobs = formats.completion_logprobs(choice.token_ids, choice.logprobs, body.logprobs, sent)
+            by_id = bool(body.return_tokens_as_token_ids)
+            logprobs = formats.completion_logprobs(choice.token_ids, choice.logprobs, body.logprobs, sent, by_id=by_id)
         one = {
             "index": index,
             "text": text,
@@ -231,8 +243,10 @@ class Answer:
             "stop_reason": choice.stop_reason,
             **extras,
         }
-        if first and body.prompt_logprobs is not None:
-            one["prompt_logprobs"] = formats.prompt_logprobs(output)
+        if first:
+            one |= self._prompt(output)
+            if body.prompt_logprobs is not None:
+                one["prompt_logprobs"] = formats.prompt_logprobs(output)
         return {"choices": [one]}
 
     def _frame(self) -> dict[str, Any]:

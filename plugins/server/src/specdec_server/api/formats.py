@@ -53,32 +53,45 @@ def _finite(value: float) -> float:
     return max(value, LOWEST)
 
 
-def token_name(token_id: int, entry: Logprob) -> str:
-    """A token as text; by its number for a model without a tokenizer."""
-    return f"token_id:{token_id}" if entry.decoded_token is None else entry.decoded_token
+def token_name(token_id: int, entry: Logprob, *, by_id: bool = False) -> str:
+    """A token as text; by its number when that is asked for and for a model without a tokenizer."""
+    return f"token_id:{token_id}" if by_id or entry.decoded_token is None else entry.decoded_token
 
 
-def chat_logprobs(choice: CompletionOutput, top: int, tokenizer: Any) -> dict[str, Any] | None:
-    """``choices[].logprobs`` of the chat API for the tokens of ``choice``; None when none were asked for."""
+def chat_logprobs(choice: CompletionOutput, top: int, tokenizer: Any, *, by_id: bool) -> dict[str, Any] | None:
+    """``choices[].logprobs`` of the chat API for the tokens of ``choice``; None when none were asked for.
+
+    Args:
+        choice: what was made.
+        top: alternatives to show.
+        tokenizer: the model's, or None.
+        by_id: whether tokens are named by their numbers.
+    """
     if choice.logprobs is None:
         return None
     table = None if tokenizer is None else token_bytes(tokenizer)
     content = []
     for token_id, entries in zip(choice.token_ids, choice.logprobs, strict=True):
         best = sorted(entries.items(), key=lambda item: item[1].rank)[:top]
-        alternatives = [_chat_entry(other, entry, table) for other, entry in best]
-        content.append({**_chat_entry(token_id, entries[token_id], table), "top_logprobs": alternatives})
+        alternatives = [_chat_entry(other, entry, table, by_id=by_id) for other, entry in best]
+        chosen = _chat_entry(token_id, entries[token_id], table, by_id=by_id)
+        content.append({**chosen, "top_logprobs": alternatives})
     return {"content": content, "refusal": None}
 
 
-def _chat_entry(token_id: int, entry: Logprob, table: TokenBytes | None) -> dict[str, Any]:
-    name = token_name(token_id, entry)
-    raw = name.encode("utf-8", "replace") if table is None else table.of(token_id)
+def _chat_entry(token_id: int, entry: Logprob, table: TokenBytes | None, *, by_id: bool) -> dict[str, Any]:
+    name = token_name(token_id, entry, by_id=by_id)
+    raw = (entry.decoded_token or name).encode("utf-8", "replace") if table is None else table.of(token_id)
     return {"token": name, "logprob": _finite(entry.logprob), "bytes": list(raw)}
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob] | None], top: int, offset: int
+    token_ids: Sequence[int],
+    logprobs: Sequence[dict[int, Logprob] | None],
+    top: int,
+    offset: int,
+    *,
+    by_id: bool,
 ) -> dict[str, Any]:
     """``choices[].logprobs`` of the completions API.
 
@@ -87,13 +100,14 @@ def completion_logprobs(
         logprobs: for each, the entries; None for the first token of a prompt.
         top: alternatives to show.
         offset: where the first token's text begins in the whole text.
+        by_id: whether tokens are named by their numbers.
     """
     result: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token_id, entries in zip(token_ids, logprobs, strict=True):
-        name = "" if entries is None else token_name(token_id, entries[token_id])
-        result["tokens"].append(name)
+        text = "" if entries is None else token_name(token_id, entries[token_id])
+        result["tokens"].append(f"token_id:{token_id}" if by_id else text)
         result["text_offset"].append(offset)
-        offset += len(name)
+        offset += len(text)
         if entries is None:
             result["token_logprobs"].append(None)
             result["top_logprobs"].append(None)
@@ -102,7 +116,9 @@ def completion_logprobs(
         best = sorted(entries.items(), key=lambda item: item[1].rank)[:top]
         chosen = (token_id, entries[token_id])
         shown = [*best, *([] if any(other == token_id for other, _ in best) else [chosen])]
-        result["top_logprobs"].append({token_name(other, entry): _finite(entry.logprob) for other, entry in shown})
+        result["top_logprobs"].append(
+            {token_name(other, entry, by_id=by_id): _finite(entry.logprob) for other, entry in shown}
+        )
     return result
 
 

@@ -15,8 +15,8 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 def for_template(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages with plain text as content.
 
-    Lists of text parts are joined, "developer" becomes "system", and the arguments of tool calls, which clients send
-    as JSON text, become objects, because that is what templates expect.
+    Text parts are joined line by line, "developer" becomes "system", and the arguments of tool calls, which clients
+    send as JSON text, become objects, because that is what templates expect.
 
     Raises:
         APIError: a message has a form that no template could take, or holds an image or sound.
@@ -24,6 +24,11 @@ def for_template(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if not messages:
         raise invalid("messages is empty; send at least one message", "messages")
     return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def last_of_assistant(messages: Sequence[dict[str, Any]]) -> str:
+    """The text of the last message if it is the assistant's, else nothing."""
+    return str(messages[-1]["content"]) if messages[-1]["role"] == "assistant" else ""
 
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
@@ -40,14 +45,14 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     else:
         result.pop("tool_calls", None)
     content = message.get("content")
-    if content is None and not calls:
+    if content is None and role != "assistant":
         raise invalid(f"{where} has no content", "messages")
     result["content"] = "" if content is None else text_of(content, where)
     return result
 
 
 def text_of(content: Any, where: str) -> str:
-    """The text of a message's content: a string, or a list of text parts."""
+    """The text of a message's content: a string, or a list of text parts, between which there is a line break."""
     if isinstance(content, str):
         return content
     texts = []
@@ -57,7 +62,7 @@ def text_of(content: Any, where: str) -> str:
         if kind not in _TEXT_PARTS or not isinstance(text, str):
             raise invalid(f"{where}.content[{number}] is of type {kind!r}; only text is understood here", "messages")
         texts.append(text)
-    return "".join(texts)
+    return "\n".join(texts)
 
 
 def _list(value: Any, where: str) -> list[Any]:

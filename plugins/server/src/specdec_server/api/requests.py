@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 
 class Strict(BaseModel):
-    """No coercion: "7" is no number. No unknown fields."""
+    """No coercion: "7" is no number. No unknown fields, except with null, which asks for nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
 class StreamOptions(Strict):
@@ -20,6 +25,8 @@ class StreamOptions(Strict):
     """End with a chunk that has the token counts."""
     continuous_usage_stats: bool | None = None
     """Token counts in every chunk."""
+    include_obfuscation: Literal[False] | None = None
+    """OpenAI's padding of chunks; there is none here."""
 
 
 class JSONSchema(Strict):
@@ -34,12 +41,17 @@ class JSONSchema(Strict):
 class ResponseFormat(Strict):
     """What the answer must look like."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JSONSchema | None = None
+
+    # vLLM's structural tags: one of both forms
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
 
 class Accepted(Strict):
-    """Fields of OpenAI's API that are taken and have no effect here."""
+    """Fields that every kind of request takes; all but ``request_id`` have no effect here."""
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -47,13 +59,21 @@ class Accepted(Strict):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    session_id: str | None = None
+    include_reasoning: Literal[True] | None = None
+    """vLLM's: thoughts are part of the answer's text, and cannot be left out of it."""
+    request_id: str | None = None
+    """vLLM's: the part behind the prefix of the answer's id; the header X-Request-Id comes before it."""
 
 
-class SamplingFields(Accepted):
-    """How tokens are chosen, and what the answer holds; None takes the default of `SamplingParams`."""
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class TokenFields(Accepted):
+    """How tokens are chosen, and where the text ends; None takes the default of `SamplingParams`."""
 
     model: str | None = None
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     stop: str | list[str] | None = None
@@ -63,7 +83,6 @@ class SamplingFields(Accepted):
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
 
     # vLLM's extras
     top_k: int | None = None
@@ -77,17 +96,40 @@ class SamplingFields(Accepted):
     spaces_between_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None
-    extra_args: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = Field(default=None, validation_alias=AliasChoices("extra_args", "vllm_xargs"))
     """Arguments of logits processors."""
     priority: int | None = None
-    return_token_ids: bool | None = None
-    """Add the token ids of the prompt and of each choice."""
 
     # specdec's
     speculation: bool | str | dict[str, Any] | None = None
     """How this request is speculated for; false or "off" decodes it plainly."""
+
+
+class SamplingFields(TokenFields):
+    """What the answers of the two completion APIs hold."""
+
+    n: int | None = None
+    response_format: ResponseFormat | None = None
+
+    # vLLM's extras
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    """Begin the prompt with the tokens that the tokenizer adds by itself: by default text is, a conversation is not,
+    since its template writes them."""
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
+    """Keep this many tokens of a longer prompt; -1: as many as leave room for the answer."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where tokens are dropped: left keeps the end of the prompt, right its beginning."""
+    use_beam_search: Literal[False] | None = None
+    length_penalty: float | None = None
+    """Beam search's, which there is not: without effect."""
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities name tokens ``token_id:N``, so that they can be told apart."""
+    return_token_ids: bool | None = None
+    """Add the token ids of the prompt and of each choice."""
+
+    # specdec's
     return_spec_stats: bool | None = None
     """Add the request's drafted and accepted tokens."""
     return_token_origins: bool | None = None
@@ -120,6 +162,11 @@ class ChatCompletionRequest(SamplingFields):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """A value for the chat template; refused where it has no place for it."""
+    modalities: list[Literal["text"]] | None = None
+    echo: bool | None = None
+    """Begin the answer with the last message of the conversation, if that is the assistant's."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -139,28 +186,50 @@ class TextOptions(Strict):
     """``text`` of the responses API."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["medium"] | None = None
 
 
-class ResponsesRequest(Accepted):
+class Reasoning(Strict):
+    """``reasoning`` of the responses API."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Of thoughts that are told apart from the answer, which they are not here."""
+
+
+LOGPROBS = "message.output_text.logprobs"
+"""In ``include`` of the responses API; what else can be there is about tools and reasoning that there are not."""
+
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
+class ResponsesRequest(TokenFields):
     """``POST /v1/responses``."""
 
     input: str | list[dict[str, Any]]
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stream: bool | None = None
+    include: list[Include] | None = None
+    top_logprobs: int | None = None
     text: TextOptions | None = None
+    reasoning: Reasoning | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    """Of tools that the server runs itself, of which there are none."""
     truncation: Literal["disabled"] | None = None
-    priority: int | None = None
-    speculation: bool | str | dict[str, Any] | None = None
+    background: Literal[False] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeRequest(Strict):

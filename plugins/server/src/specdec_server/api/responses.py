@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
 from specdec_server.api import formats
 from specdec_server.api.messages import for_template, text_of
-from specdec_server.api.requests import JSONSchema, ResponseFormat, SamplingFields
+from specdec_server.api.requests import LOGPROBS, JSONSchema, ResponseFormat
 from specdec_server.api.sampling import sampling_params
-from specdec_server.api.service import Ask, new_id
+from specdec_server.api.service import Ask, answer_id, engine_id, new_id
 from specdec_server.api.streaming import respond
 from specdec_server.api.tools import HeldText, ToolCall, ToolChoice, find_calls, read_choice
 from specdec_server.http.errors import AsciiJSONResponse, invalid
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from specdec.outputs import RequestOutput
+    from specdec.outputs import CompletionOutput, RequestOutput
     from specdec.sampling.params import SamplingParams
     from specdec_server.api.requests import ResponsesRequest
     from specdec_server.api.service import Service
@@ -32,14 +33,19 @@ if TYPE_CHECKING:
 async def create_response(service: Service, request: Request, body: ResponsesRequest) -> Response:
     """Answer an input, a text or a conversation."""
     service.check_open()
-    answer = Answer(service, body, service.check_model(body.model), read_choice(body.tools, body.tool_choice))
+    choice = read_choice(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+    answer = Answer(service, body, service.check_model(body.model), answer_id("resp", request, body), choice)
     params = answer.params
+    effort = body.reasoning.effort if body.reasoning else None
+    token_ids = await service.tokenise_chat(
+        conversation(body),
+        tools=list(choice.tools) if choice.is_on else None,
+        variables=service.template_variables(body.chat_template_kwargs, effort),
+    )
     ask = Ask(
-        token_ids=await service.tokenise_chat(
-            conversation(body), tools=list(answer.tool_choice.tools) if answer.tool_choice.is_on else None
-        ),
+        token_ids=service.fit(token_ids, None, "input"),
         params=params,
-        request_id=answer.id,
+        request_id=engine_id(answer.id),
         kind="delta" if body.stream else "final",
         priority=body.priority or 0,
         speculation=body.speculation,
@@ -53,7 +59,8 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
     text, calls = output.outputs[0].text, list[ToolCall]()
     if answer.tool_choice.is_on:
         text, calls = find_calls(text, answer.tool_choice)
-    return AsciiJSONResponse(answer.whole(output, text, calls), headers=service.headers)
+    logprobs, num_tokens = answer.logprobs(output.outputs[0]), len(output.outputs[0].token_ids)
+    return AsciiJSONResponse(answer.whole(output, text, calls, logprobs, num_tokens), headers=service.headers)
 
 
 def conversation(body: ResponsesRequest) -> list[dict[str, Any]]:
@@ -89,30 +96,38 @@ class Answer:
     service: Service
     body: ResponsesRequest
     model: str
+    id: str
     tool_choice: ToolChoice
-    id: str = field(factory=lambda: new_id("resp"))
     message_id: str = field(factory=lambda: new_id("msg"))
     created: int = field(factory=lambda: int(time.time()))
     _sequence: int = 0
 
-    @property
+    @cached_property
     def params(self) -> SamplingParams:
         """The sampling parameters."""
         body = self.body
-        fields = SamplingFields(
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
-            seed=body.seed,
-            response_format=self._format(),
-        )
+        if body.top_logprobs and not self._has_logprobs:
+            raise invalid(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
         return sampling_params(
-            fields,
+            body,
             max_tokens=body.max_output_tokens,
-            logprobs=None,
+            logprobs=(body.top_logprobs or 0) if self._has_logprobs else None,
             max_logprobs=self.service.config.max_logprobs,
+            wanted=self._format(),
             structured=self.tool_choice.constraint(),
         )
+
+    @property
+    def _has_logprobs(self) -> bool:
+        return LOGPROBS in (self.body.include or ())
+
+    def logprobs(self, choice: CompletionOutput) -> list[dict[str, Any]]:
+        """Those of new tokens, when the client asked for them."""
+        if not self._has_logprobs:
+            return []
+        tokenizer = self.service.llm.get_tokenizer()
+        made = formats.chat_logprobs(choice, self.body.top_logprobs or 0, tokenizer, by_id=False)
+        return [] if made is None else list(made["content"])
 
     def _format(self) -> ResponseFormat | None:
         wanted = self.body.text.format if self.body.text else None
@@ -121,27 +136,43 @@ class Answer:
         schema = JSONSchema(schema=wanted.schema_) if wanted.type == "json_schema" else None
         return ResponseFormat(type=wanted.type, json_schema=schema)
 
-    def whole(self, output: RequestOutput, text: str, calls: list[ToolCall]) -> dict[str, Any]:
-        """The finished response."""
+    def whole(
+        self,
+        output: RequestOutput,
+        text: str,
+        calls: list[ToolCall],
+        logprobs: list[dict[str, Any]],
+        num_tokens: int,
+    ) -> dict[str, Any]:
+        """The finished response.
+
+        Args:
+            output: the last one of the engine.
+            text: of the message.
+            calls: beside it.
+            logprobs: of all tokens, those of calls included; none when they were not asked for.
+            num_tokens: tokens that were made.
+        """
         complete = output.outputs[0].finish_reason == "stop"
         status = "completed" if complete else "incomplete"
-        items = [self._message(text, status)] if text or not calls else []
+        items = [self._message(text, status, logprobs)] if text or not calls else []
         items += [_call_item(call) for call in calls]
-        usage = formats.usage([output], len(output.outputs[0].token_ids))
+        usage = formats.usage([output], num_tokens)
         return {
             **self._frame(status),
+            "completed_at": int(time.time()) if complete else None,
             "incomplete_details": None if complete else {"reason": "max_output_tokens"},
             "output": items,
             "usage": _usage(usage),
         }
 
-    def _message(self, text: str, status: str) -> dict[str, Any]:
+    def _message(self, text: str, status: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self.message_id,
             "type": "message",
             "role": "assistant",
             "status": status,
-            "content": [_part(text)],
+            "content": [_part(text, logprobs)],
         }
 
     def _frame(self, status: str) -> dict[str, Any]:
@@ -151,26 +182,42 @@ class Answer:
             "object": "response",
             "created_at": self.created,
             "status": status,
+            "completed_at": None,
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
             "model": self.model,
             "output": [],
-            "parallel_tool_calls": True,
-            "temperature": body.temperature,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+            "background": False,
+            "store": False,
+            "service_tier": "default",
+            "temperature": self.params.temperature,
+            "text": {"format": self._text_format()},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
-            "top_p": body.top_p,
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": self.params.top_p,
+            "truncation": "disabled",
             "metadata": body.metadata or {},
             "usage": None,
+            "user": body.user,
         }
+
+    def _text_format(self) -> dict[str, Any]:
+        wanted = self.body.text.format if self.body.text else None
+        return {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)
 
     async def events(self, outputs: AsyncGenerator[RequestOutput]) -> AsyncGenerator[bytes]:
         """The events of a streamed response."""
         place = {"output_index": 0, "content_index": 0, "item_id": self.message_id}
         held, text, num_tokens = HeldText(self.tool_choice), "", 0
         calls: list[ToolCall] = []
+        logprobs, num_sent = list[dict[str, Any]](), 0
         last: RequestOutput | None = None
         yield self._event("response.created", response=self._frame("in_progress"))
         yield self._event("response.in_progress", response=self._frame("in_progress"))
@@ -179,6 +226,7 @@ class Answer:
                 last = output
                 choice = output.outputs[0]
                 num_tokens += len(choice.token_ids)
+                logprobs += self.logprobs(choice)
                 new = held.add(choice.text) if self.tool_choice.is_on else choice.text
                 if choice.finish_reason is not None and self.tool_choice.is_on:
                     rest, calls = held.finish()
@@ -188,10 +236,11 @@ class Answer:
                         yield part
                 text += new
                 if new:
-                    yield self._event("response.output_text.delta", **place, delta=new, logprobs=[])
+                    delta = {"delta": new, "logprobs": logprobs[num_sent:]}
+                    num_sent = len(logprobs)
+                    yield self._event("response.output_text.delta", **place, **delta)
         assert last is not None
-        last.outputs[0].token_ids = [0] * num_tokens  # only their number is told
-        whole = self.whole(last, text, calls)
+        whole = self.whole(last, text, calls, logprobs, num_tokens)
         if not text and not calls:
             for part in self._begin_message(place):
                 yield part
@@ -200,23 +249,32 @@ class Answer:
                 yield part
         for index, item in enumerate(whole["output"]):
             if item["type"] == "function_call":
-                yield self._event("response.output_item.added", output_index=index, item=item)
-                done = {"output_index": index, "item_id": item["id"], "arguments": item["arguments"]}
-                yield self._event("response.function_call_arguments.done", **done)
-                yield self._event("response.output_item.done", output_index=index, item=item)
+                for part in self._call(index, item):
+                    yield part
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def _begin_message(self, place: dict[str, Any]) -> list[bytes]:
-        item = {**self._message("", "in_progress"), "content": []}
+        item = {**self._message("", "in_progress", []), "content": []}
         return [
             self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", **place, part=_part("")),
+            self._event("response.content_part.added", **place, part=_part("", [])),
+        ]
+
+    def _call(self, index: int, item: dict[str, Any]) -> list[bytes]:
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        place = {"output_index": index, "item_id": item["id"]}
+        name, arguments = item["name"], item["arguments"]
+        return [
+            self._event("response.output_item.added", output_index=index, item=begun),
+            self._event("response.function_call_arguments.delta", **place, delta=arguments),
+            self._event("response.function_call_arguments.done", **place, name=name, arguments=arguments),
+            self._event("response.output_item.done", output_index=index, item=item),
         ]
 
     def _end_message(self, place: dict[str, Any], text: str, item: dict[str, Any]) -> list[bytes]:
         return [
-            self._event("response.output_text.done", **place, text=text, logprobs=[]),
-            self._event("response.content_part.done", **place, part=_part(text)),
+            self._event("response.output_text.done", **place, text=text, logprobs=item["content"][0]["logprobs"]),
+            self._event("response.content_part.done", **place, part=item["content"][0]),
             self._event("response.output_item.done", output_index=0, item=item),
         ]
 
@@ -225,13 +283,13 @@ class Answer:
         error = body["error"]
         return self._event("error", message=error["message"], code=error["code"], param=error["param"])
 
-    def _event(self, name: str, **content: Any) -> bytes:
+    def _event(self, kind: str, /, **content: Any) -> bytes:
         self._sequence += 1
-        return event({"type": name, "sequence_number": self._sequence - 1, **content}, name)
+        return event({"type": kind, "sequence_number": self._sequence - 1, **content}, kind)
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _call_item(call: ToolCall) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from specdec.sampling.params import SamplingParams
+from specdec_server.api.service import Cut
 from specdec_server.http.errors import invalid
 
 if TYPE_CHECKING:
-    from specdec_server.api.requests import ResponseFormat, SamplingFields
+    from specdec_server.api.requests import ResponseFormat, SamplingFields, TokenFields
 
 PASSED_ON = (
     "n",
@@ -37,11 +38,12 @@ PASSED_ON = (
 
 
 def sampling_params(
-    body: SamplingFields,
+    body: TokenFields,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     max_logprobs: int,
+    wanted: ResponseFormat | None,
     structured: dict[str, Any] | None = None,
 ) -> SamplingParams:
     """The parameters that a body asks for.
@@ -51,40 +53,63 @@ def sampling_params(
         max_tokens: None for as many as the model length allows.
         logprobs: alternatives per output token; None for no log-probabilities.
         max_logprobs: the server's limit on these.
+        wanted: what the answer must look like, in OpenAI's words.
         structured: a constraint that follows from something else than the body's own fields.
 
     Raises:
         APIError: two constraints at once, or too many alternatives.
         InvalidRequestError: a value is not allowed.
     """
-    given = {name: value for name in PASSED_ON if (value := getattr(body, name)) is not None}
-    for name, value in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs)):
+    given = {name: value for name in PASSED_ON if (value := getattr(body, name, None)) is not None}
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options needs stream: true", "stream_options")
+    for name, value in (("logprobs", logprobs), ("prompt_logprobs", given.get("prompt_logprobs"))):
         if value is not None and not 0 <= value <= max_logprobs:
             raise invalid(f"{name} is {value}; this server gives 0 to {max_logprobs} (server.max_logprobs)", name)
     if structured is not None and body.structured_outputs is not None:
         raise invalid("structured_outputs and tool_choice both constrain the answer: send one", "structured_outputs")
-    own = structured_outputs(body)  # a response_format is about answers that are no calls
+    own = structured_outputs(body, wanted)  # a response_format is about answers that are no calls
     constraint = structured or own
     if constraint is not None:
         given["structured_outputs"] = constraint
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
 
 
-def structured_outputs(body: SamplingFields) -> dict[str, Any] | None:
+def prompt_cut(body: SamplingFields, params: SamplingParams) -> Cut | None:
+    """Which tokens of a long prompt are kept; None when the client did not ask for that.
+
+    Args:
+        body: the request.
+        params: what it asks for; -1 leaves room for so many tokens, or for one.
+    """
+    if body.truncate_prompt_tokens is None:
+        if body.truncation_side is not None:
+            raise invalid("truncation_side needs truncate_prompt_tokens", "truncation_side")
+        return None
+    return Cut(body.truncate_prompt_tokens, body.truncation_side or "left", params.max_tokens or 1)
+
+
+def structured_outputs(body: TokenFields, wanted: ResponseFormat | None) -> dict[str, Any] | None:
     """The constraint of ``structured_outputs`` or ``response_format``; None when there is none."""
-    constraint = None if body.response_format is None else _from_format(body.response_format)
+    constraint = None if wanted is None else _from_format(wanted)
     if body.structured_outputs is not None:
         if constraint is not None:
             raise invalid(
                 "response_format and structured_outputs both constrain the answer: send one", "response_format"
             )
-        return body.structured_outputs
+        return {key: value for key, value in body.structured_outputs.items() if value is not _UNSET.get(key)}
     return constraint
+
+
+_UNSET: dict[str, Any] = {"disable_additional_properties": False}
+"""vLLM's keys that do not exist here -> the value with which they ask for nothing; null asks for nothing everywhere."""
 
 
 def _from_format(wanted: ResponseFormat) -> dict[str, Any] | None:
     if wanted.type == "text":
         return None
+    if wanted.type == "structural_tag":
+        return {"structural_tag": wanted.model_dump(exclude_none=True)}
     if wanted.type == "json_object":
         return {"json_object": True}
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:

@@ -5,23 +5,33 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from specdec.config import parse_size
 from specdec.sampling.token_text import token_bytes
+from specdec.target.tokenizer import names_variable
 from specdec_server import __version__
 from specdec_server.http.errors import APIError, invalid
 from specdec_server.metrics.http import HTTPMetrics
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
     from specdec.async_llm import AsyncLLM, OutputKind
     from specdec.outputs import RequestOutput
     from specdec.sampling.params import SamplingParams
+    from specdec_server.api.requests import Accepted
     from specdec_server.config import ServerConfig
+
+LONGEST_ID = 200
+"""Characters of a request's id that a client may choose."""
+
+TOO_LONG = "context_length_exceeded"
+"""``code`` of errors about a prompt, or a prompt and an answer, that do not fit; OpenAI's."""
 
 
 @define(kw_only=True)
@@ -34,6 +44,25 @@ class Ask:
     kind: OutputKind
     priority: int = 0
     speculation: Any = None
+
+
+@frozen
+class Cut:
+    """Which tokens of a long prompt are kept: vLLM's ``truncate_prompt_tokens`` and ``truncation_side``."""
+
+    length: int
+    """At most this many; -1: as many as leave room for the answer."""
+    side: str = "left"
+    """'left' drops tokens at the beginning, 'right' at the end."""
+    room: int = 1
+    """Tokens that -1 leaves for the answer."""
+
+    def __call__(self, token_ids: list[int], limit: int) -> list[int]:
+        """The tokens that are kept of a prompt, whose answer and it have at most ``limit`` together."""
+        length = max(limit - self.room, 0) if self.length == -1 else self.length
+        if len(token_ids) <= length:
+            return token_ids
+        return token_ids[:length] if self.side == "right" else token_ids[len(token_ids) - length :]
 
 
 @define(eq=False)
@@ -97,12 +126,41 @@ class Service:
             reason = "the server is stopping" if self.draining else "the engine has stopped"
             raise APIError(503, reason, code="stopping", headers={"Retry-After": str(self.config.retry_after)})
 
-    async def tokenise(self, prompt: str | list[int]) -> list[int]:
+    async def tokenise(self, prompt: str | list[int], *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; text is tokenised off the event loop."""
         if isinstance(prompt, list):
             return prompt
         self._check_length(len(prompt), "prompt")
-        return await asyncio.to_thread(self.llm.tokenise, prompt)
+        return await asyncio.to_thread(self.llm.tokenise, prompt, add_special_tokens=add_special_tokens)
+
+    def fit(self, token_ids: list[int], cut: Cut | None, param: str) -> list[int]:
+        """A prompt that leaves room for an answer, cut if that is asked for.
+
+        Args:
+            token_ids: the prompt.
+            cut: which tokens to keep of one that is longer; None keeps all.
+            param: the name of the field it came in.
+
+        Raises:
+            APIError: it is too long for the model.
+        """
+        limit = self.llm.max_model_len
+        if cut is not None:
+            token_ids = cut(token_ids, limit)
+        if len(token_ids) >= limit:
+            raise invalid(
+                f"the prompt has {len(token_ids)} tokens. {self._context} Shorten the prompt, or load the model with a "
+                "larger max_model_len",
+                param,
+                TOO_LONG,
+            )
+        return token_ids
+
+    @property
+    def _context(self) -> str:
+        """The limit, in the words by which clients know what the error is."""
+        limit = self.llm.max_model_len
+        return f"This model's maximum context length is {limit} tokens (max_model_len), prompt and output together."
 
     def _check_length(self, num_characters: int, param: str) -> None:
         """Refuse a text that cannot fit, however it is tokenised: tokenising megabytes takes seconds.
@@ -112,41 +170,59 @@ class Service:
         """
         tokenizer = self.llm.get_tokenizer()
         table = None if tokenizer is None else token_bytes(tokenizer)
-        limit = self.llm.max_model_len
-        if table is not None and num_characters > limit * table.longest:
-            message = f"the prompt has {num_characters} characters, more than max_model_len {limit} tokens can hold"
-            raise invalid(message, param)
+        if table is not None and num_characters > self.llm.max_model_len * table.longest:
+            message = f"the prompt has {num_characters} characters, more than fit. {self._context}"
+            raise invalid(message, param, TOO_LONG)
 
     def check_room(self, num_prompt_tokens: int, max_tokens: int | None, param: str) -> None:
         """Refuse to promise more tokens than the model length leaves.
 
         Args:
-            num_prompt_tokens: of one prompt. A prompt that is too long itself is left to the engine, which says so.
+            num_prompt_tokens: of one prompt.
             max_tokens: as the client sent it; None: it did not.
             param: the name of the field.
 
         Raises:
             APIError: names the numbers.
         """
-        limit = self.llm.max_model_len
-        room = limit - num_prompt_tokens
-        if max_tokens is not None and 0 < room < max_tokens:
+        room = self.llm.max_model_len - num_prompt_tokens
+        if max_tokens is not None and room < max_tokens:
             message = (
-                f"{param} is {max_tokens}, but the prompt has {num_prompt_tokens} tokens and prompt and output "
-                f"together at most {limit} (max_model_len): ask for {room} or fewer, or shorten the prompt"
+                f"{param} is {max_tokens}, but the prompt has {num_prompt_tokens} tokens. {self._context} "
+                f"Ask for {room} or fewer, or shorten the prompt"
             )
-            raise invalid(message, param, "context_length_exceeded")
+            raise invalid(message, param, TOO_LONG)
+
+    def template_variables(self, given: Mapping[str, Any] | None, reasoning_effort: str | None) -> dict[str, Any]:
+        """Values for the chat template: those that were sent, and what follows from ``reasoning_effort``.
+
+        Raises:
+            APIError: the template has no place for an effort.
+        """
+        variables = dict(given or {})
+        if reasoning_effort is None:
+            return variables
+        effort = {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none"}
+        tokenizer = self.llm.get_tokenizer()
+        template = self.chat_template or getattr(tokenizer, "chat_template", None) or ""
+        if isinstance(template, dict):
+            template = tokenizer.get_chat_template()
+        if not any(names_variable(template, name) for name in effort):
+            message = f"reasoning_effort: the chat template of {self.names[0]!r} has no place for it; leave it out"
+            raise invalid(message, "reasoning_effort")
+        return {**effort, **variables}
 
     async def tokenise_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
         """Token ids of a conversation, off the event loop."""
         variables = dict(options.pop("variables", None) or {})
-        if self.chat_template is not None:
-            variables.setdefault("chat_template", self.chat_template)
         reserved = {"tokenize", "return_tensors", "return_dict", "conversation", "padding", "truncation", "tools"}
-        reserved |= {"messages", "add_generation_prompt", "continue_final_message"}
+        reserved |= {"messages", "add_generation_prompt", "continue_final_message", "add_special_tokens", "model"}
+        reserved |= {"chat_template"}  # a program: only the operator's are run
         wrong = sorted(reserved.intersection(variables))
         if wrong:
             raise invalid(f"chat_template_kwargs cannot set {', '.join(wrong)}", "chat_template_kwargs")
+        if self.chat_template is not None:
+            variables["chat_template"] = self.chat_template
         self._check_length(sum(len(message["content"]) for message in messages), "messages")
         return await asyncio.to_thread(self.llm.tokenise_chat, messages, variables=variables, **options)
 
@@ -200,6 +276,25 @@ class Service:
 def new_id(prefix: str) -> str:
     """An id that no other request has."""
     return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def answer_id(prefix: str, request: Request, body: Accepted) -> str:
+    """The id of an answer: the client's own behind the prefix, as in vLLM, or a new one.
+
+    Raises:
+        APIError: the client's is empty or too long.
+    """
+    given = request.headers.get("x-request-id", body.request_id)
+    if given is None:
+        return new_id(prefix)
+    if not 0 < len(given) <= LONGEST_ID:
+        raise invalid(f"the request id has {len(given)} characters; it must have 1 to {LONGEST_ID}", "request_id")
+    return f"{prefix}-{given}"
+
+
+def engine_id(of_answer: str) -> str:
+    """What the engine and its log call a prompt: clients may send the same id twice, and several prompts under one."""
+    return f"{of_answer}-{uuid.uuid4().hex[:8]}"
 
 
 def _timeout(limit: float) -> APIError:

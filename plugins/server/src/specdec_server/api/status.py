@@ -70,7 +70,8 @@ class MetricsPage:
 
     def __init__(self, service: Service) -> None:
         self._engines = CollectorRegistry()
-        self._engines.register(EngineCollector(vllm_names=service.config.vllm_metrics))
+        names = {service.llm.config.model: service.names[0]}
+        self._engines.register(EngineCollector(vllm_names=service.config.vllm_metrics, model_names=names))
         self._service = service
 
     def __call__(self, accept: str) -> Response:

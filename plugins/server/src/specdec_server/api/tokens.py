@@ -29,12 +29,7 @@ async def _ids(service: Service, body: TokenizeRequest) -> list[int]:
         raise invalid("send either prompt or messages", "prompt")
     if body.messages is None:
         assert body.prompt is not None
-        if body.add_special_tokens is False:
-            text = body.prompt.encode("utf-8", "replace").decode()
-            return list(
-                await asyncio.to_thread(lambda: _tokenizer(service)(text, add_special_tokens=False)["input_ids"])
-            )
-        return await service.tokenise(body.prompt)
+        return await service.tokenise(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     tools = read_choice(body.tools, None).tools
     continued = bool(body.continue_final_message)
     return await service.tokenise_chat(
@@ -42,6 +37,7 @@ async def _ids(service: Service, body: TokenizeRequest) -> list[int]:
         tools=list(tools) or None,
         add_generation_prompt=not continued if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continued,
+        add_special_tokens=bool(body.add_special_tokens),
         variables=body.chat_template_kwargs,
     )
 

@@ -48,6 +48,8 @@ class ToolChoice:
     mode: str = "none"
     """'none', 'auto', 'required', or 'named'."""
     name: str | None = None
+    parallel: bool = True
+    """Whether one answer may have several calls."""
 
     @property
     def is_on(self) -> bool:
@@ -68,7 +70,8 @@ class ToolChoice:
                 }
                 for tool in self.tools
             ]
-            return {"json": {"type": "array", "minItems": 1, "items": {"anyOf": calls}}}
+            most = {} if self.parallel else {"maxItems": 1}
+            return {"json": {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}}
         return None
 
 
@@ -80,8 +83,15 @@ def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
     return dict(tool["function"].get("parameters") or {"type": "object"})
 
 
-def read_choice(tools: Sequence[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> ToolChoice:
+def read_choice(
+    tools: Sequence[dict[str, Any]] | None, choice: str | dict[str, Any] | None, *, parallel: bool = True
+) -> ToolChoice:
     """Check ``tools`` and ``tool_choice``.
+
+    Args:
+        tools: as sent.
+        choice: as sent.
+        parallel: whether one answer may have several calls.
 
     Raises:
         APIError: a tool is no function, or the choice fits none.
@@ -92,7 +102,7 @@ def read_choice(tools: Sequence[dict[str, Any]] | None, choice: str | dict[str, 
             raise invalid("tool_choice needs tools", "tool_choice")
         return ToolChoice()
     if choice is None or choice in ("auto", "none", "required"):
-        return ToolChoice(checked, str(choice or "auto"))
+        return ToolChoice(checked, str(choice or "auto"), parallel=parallel)
     function = choice.get("function", choice) if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     known = [_name(tool) for tool in checked]
@@ -119,10 +129,15 @@ def _check_tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def find_calls(text: str, choice: ToolChoice) -> tuple[str, list[ToolCall]]:
-    """The text beside the calls, and the calls.
+    """The text beside the calls, and the calls; only the first where the choice allows one.
 
     Text that looks like a call but is not JSON with the name of a given tool stays text.
     """
+    content, calls = _find_calls(text, choice)
+    return content, calls if choice.parallel else calls[:1]
+
+
+def _find_calls(text: str, choice: ToolChoice) -> tuple[str, list[ToolCall]]:
     if choice.mode == "named":
         return "", [ToolCall(str(choice.name), text.strip())]
     known = {_name(tool) for tool in choice.tools}

@@ -353,21 +353,27 @@ class EngineCollector(Collector):
 
     Args:
         vllm_names: give those that vLLM has under its names as well.
+        model_names: the label ``model_name`` of models that go by another name than the engine's, by that one.
     """
 
-    def __init__(self, *, vllm_names: bool = False) -> None:
+    def __init__(self, *, vllm_names: bool = False, model_names: Mapping[str, str] | None = None) -> None:
         self._vllm_names = vllm_names
+        self._model_names = dict(model_names or {})
 
     def collect(self) -> Iterator[Metric]:
         """One family after the other."""
-        engines = [(number, log, log.totals()) for number, log in ENGINES.items() if log.totals is not None]
+        engines = [
+            (self._model_names.get(log.model_name, log.model_name), number, log, log.totals())
+            for number, log in ENGINES.items()
+            if log.totals is not None
+        ]
         yield from _families(PREFIX, engines, only_vllm=False)
         if self._vllm_names:
             yield from _families(VLLM_PREFIX, engines, only_vllm=True)
 
 
 def _families(
-    prefix: str, engines: list[tuple[str, PrometheusStatLogger, Any]], *, only_vllm: bool
+    prefix: str, engines: list[tuple[str, str, PrometheusStatLogger, Any]], *, only_vllm: bool
 ) -> Iterator[Metric]:
     base = ("model_name", "engine")
     for scalar in SCALARS:
@@ -375,17 +381,17 @@ def _families(
             continue
         family_class: Any = CounterMetricFamily if scalar.kind == "counter" else GaugeMetricFamily
         family = family_class(prefix + scalar.name, scalar.help, labels=(*base, *scalar.labels))
-        for number, logger, stats in engines:
+        for model_name, number, logger, stats in engines:
             for labels, value in scalar.read(stats, logger):
-                family.add_metric((logger.model_name, number, *labels), value)
+                family.add_metric((model_name, number, *labels), value)
         yield family
     for distribution in DISTRIBUTIONS:
         if only_vllm and not distribution.vllm:
             continue
         histogram = HistogramMetricFamily(prefix + distribution.name, distribution.help, labels=base)
-        for number, logger, _ in engines:
+        for model_name, number, logger, _ in engines:
             buckets, total = logger.histograms[distribution].cumulative()
-            histogram.add_metric((logger.model_name, number), buckets, total)
+            histogram.add_metric((model_name, number), buckets, total)
         yield histogram
 
 

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from specdec.testing.oracles import RaisingProposer, WrongProposer, use_proposer
 from specdec_server.metrics.prometheus import VLLM_PREFIX, Histogram, metric_names
@@ -60,6 +62,28 @@ def test_counters_are_what_was_delivered(client, running):
     assert counts == sorted(counts, reverse=True)
     assert new.value("step_seconds_total", stage="target") > 0
     assert new.value("http_requests_total", path="/v1/completions", status="200") == 5
+
+
+ACCEPTED = (
+    "application/openmetrics-text",
+    # what Prometheus 2 and 3 send
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,*/*;q=0.1",
+    "text/plain;version=1.0.0",
+    "*/*",
+)
+
+
+@pytest.mark.parametrize("accept", ACCEPTED)
+def test_names_are_the_same_whoever_asks_and_the_format_is_valid(client, accept):
+    client.post("/v1/completions", json={**BODY, "max_tokens": 3})
+    response = client.get("/metrics", headers={"accept": accept})
+    is_open = response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert is_open == ("openmetrics" in accept)
+    families = list((parse_openmetrics if is_open else parse_text)(response.text))
+    named = {sample.name for family in families for sample in family.samples}
+    assert {"specdec:num_requests_running", "specdec:generation_tokens_total", "specdec:http_requests_total"} <= named
+    assert {"specdec:spec_decode_num_accepted_tokens_total", "process_open_fds"} <= named
 
 
 def test_states_are_those_of_now_after_an_abort(client, running):

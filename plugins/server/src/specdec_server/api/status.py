@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.responses import Response
 
 from specdec_server import __version__
@@ -14,6 +15,8 @@ from specdec_server.metrics.prometheus import EngineCollector
 
 if TYPE_CHECKING:
     from specdec_server.api.service import Service
+
+OPENMETRICS = "application/openmetrics-text"
 
 
 def health(service: Service) -> Response:
@@ -75,10 +78,15 @@ class MetricsPage:
         self._service = service
 
     def __call__(self, accept: str) -> Response:
-        """The page in the format that the client accepts."""
-        encode, content_type = choose_encoder(accept)
+        """The page in OpenMetrics when the client names it, else in Prometheus' text format.
+
+        Names keep their colon: `prometheus_client.exposition.choose_encoder` turns it into an underscore for clients
+        that do not ask for other characters, though it is one of those that names always could have.
+        """
         registries = (self._engines, self._service.metrics.registry, REGISTRY)
-        parts = [encode(registry) for registry in registries]
-        end = b"# EOF\n"  # OpenMetrics: once, at the end of all
-        body = b"".join(part.removesuffix(end) for part in parts)
-        return Response(body + end if parts[0].endswith(end) else body, media_type=content_type)
+        if OPENMETRICS not in accept:
+            return Response(b"".join(map(generate_latest, registries)), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        parts = [openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8) for registry in registries]
+        end = b"# EOF\n"  # once, at the end of all
+        body = b"".join(part.removesuffix(end) for part in parts) + end
+        return Response(body, media_type=f"{OPENMETRICS}; version=1.0.0; charset=utf-8")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.sampling.batch import RowLayout, SamplingBatch
-from specdec.sampling.ranking import _first_by_topk, first_ranked
+from specdec.sampling.ranking import _first_by_topk, first_ranked, first_tokens
 from specdec.sampling.rows import StepRows
 from specdec.sampling.truncation import Truncation, truncate_rows
 from specdec.types import Draft
@@ -187,6 +187,11 @@ def test_ranking(count: int) -> None:
     expected = logits.sort(dim=-1, descending=True, stable=True)
     assert torch.equal(values, expected.values[:, :count])
     assert torch.equal(tokens, expected.indices[:, :count])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        own = logits.to(dtype)
+        assert torch.equal(
+            first_tokens(own, count), own.float().sort(dim=-1, descending=True, stable=True).indices[:, :count]
+        )
     if 0 < count < 1500:
         assert torch.equal(_first_by_topk(logits, count)[1], tokens)
 

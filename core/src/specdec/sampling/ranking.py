@@ -9,6 +9,31 @@ _HEAP_LIMIT = 1024
 """Above this many, sorting the row is faster than keeping a heap."""
 
 
+def first_tokens(logits: Tensor, count: int) -> Tensor:
+    """The first tokens of each row.
+
+    Args:
+        logits: [R, V], any float dtype.
+        count: how many, at most V.
+
+    Returns:
+        int64 [R, count], the first one first. There is no host synchronisation.
+    """
+    if logits.device.type != "cpu" or count > _HEAP_LIMIT:
+        return first_ranked(logits.float(), count)[1]
+    from specdec.sampling.cpu import KERNELS
+
+    tokens = torch.empty(logits.shape[0], count, dtype=torch.int64)
+    if not tokens.numel():
+        return tokens
+    if logits.dtype == torch.bfloat16:
+        bits = logits.contiguous().view(torch.uint16).numpy()
+        KERNELS.function("first_tokens_of_bfloat16")(bits, tokens.numpy())
+    else:
+        KERNELS.function("first_tokens")(logits.float().contiguous().numpy(), tokens.numpy())
+    return tokens
+
+
 def first_ranked(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Rank each row.
 
@@ -20,11 +45,7 @@ def first_ranked(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         Their logits, float32 [R, count], and token ids, int64 [R, count]. There is no host synchronisation.
     """
     if logits.device.type == "cpu" and count <= _HEAP_LIMIT:
-        from specdec.sampling.cpu import KERNELS
-
-        tokens = torch.empty(logits.shape[0], count, dtype=torch.int64)
-        if count:
-            KERNELS.function("first_tokens")(logits.contiguous().numpy(), tokens.numpy())
+        tokens = first_tokens(logits, count)
         return logits.gather(1, tokens), tokens
     if count < logits.shape[1]:
         return _first_by_topk(logits, count)

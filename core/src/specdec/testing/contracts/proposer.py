@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class ProposerContract(PluginContract):
     """What every proposer must hold to. A subclass gives the fixture `proposer`, a proposer that is ready to draft.
 
-    A proposer that needs hidden states is fed random ones that depend on the tokens alone; override `proposal_input`
-    when it needs more than that.
+    A proposer that follows every step is given hidden states and logits that are random and depend on the tokens alone;
+    override `proposal_input` when it needs more than that. Before each check it is shown every token once, so that what
+    it learns of tokens, for all requests, is settled.
     """
 
     vocab_size: ClassVar[int] = 64
@@ -46,6 +47,15 @@ class ProposerContract(PluginContract):
     def proposer(self) -> Proposer:
         """The proposer to check, loaded."""
         raise NotImplementedError(f"{type(self).__name__} must define the fixture 'proposer'")
+
+    @pytest.fixture(autouse=True)
+    def _every_token_shown(self, proposer: Proposer) -> None:
+        """The target has computed each token of the vocabulary."""
+        if proposer.needs.every_step:
+            room = self.max_model_len // 2
+            for start in range(0, self.vocab_size, room):
+                tokens = np.arange(start, min(start + room, self.vocab_size) + 1) % self.vocab_size
+                self.draft_alone(proposer, f"contract-tokens-{start}", _frozen(tokens))
 
     # --- what a step looks like -------------------------------------------------------------------
 
@@ -123,13 +133,13 @@ class ProposerContract(PluginContract):
         )
 
     def _target_output(self, proposer: Proposer, tokens: torch.Tensor) -> TargetOutput:
-        """Random hidden states that depend on the tokens alone; their logits are all 0."""
+        """Random hidden states and logits, which depend on the tokens alone."""
         needs = proposer.needs
         generator = torch.Generator().manual_seed(7)
         tables = torch.randn(1 + len(needs.aux_layers), self.vocab_size, self.hidden_size, generator=generator)
         hidden = [table[tokens] for table in tables]
         return TargetOutput(
-            logits=torch.zeros(len(tokens), self.vocab_size),
+            logits=torch.randn(self.vocab_size, self.vocab_size, generator=generator)[tokens],
             hidden_states=hidden[0] if needs.hidden_states else None,
             aux_hidden_states=tuple(hidden[1:]) if needs.aux_layers else None,
         )

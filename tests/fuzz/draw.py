@@ -36,8 +36,8 @@ GRAMMARS = (
     {"grammar": 'root ::= "(" (root | "x" | "long text") ")"'},
 )
 METHODS = (
-    "ngram", "ngram_gpu", "suffix", "draft_self", "draft_other", "draft_wide", "draft_parallel", *HEADS, *HEADS,
-    "composite", "composite", "composite",
+    "ngram", "ngram_gpu", "suffix", "token_recycling", "draft_self", "draft_other", "draft_wide", "draft_parallel",
+    *HEADS, *HEADS, "composite", "composite", "composite",
 )  # fmt: skip
 
 
@@ -175,6 +175,7 @@ class MethodDraw:
             "ngram": self._lookup("ngram"),
             "ngram_gpu": self._lookup("ngram_gpu"),
             "suffix": self._suffix,
+            "token_recycling": self._recycling,
             "draft_self": lambda k: (self._draft_model(self._target.path), k),
             "draft_other": self._other,
             "draft_wide": self._other_vocabulary,
@@ -208,6 +209,11 @@ class MethodDraw:
             "suffix_decoding_max_cached_requests": choice([0, 2, 10000]),
             "suffix_max_cached_tokens": choice([50, 10**6]),
         }, k
+
+    def _recycling(self, k: int) -> tuple[dict[str, Any], int]:
+        if self._trees and self._random.random() < 0.6:
+            return {"method": "token_recycling", "speculative_token_tree": TREE}, max(k, 8)
+        return {"method": "token_recycling"}, k
 
     def _chain_options(self) -> dict[str, Any]:
         return {

@@ -86,6 +86,18 @@ OPTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {
             {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 1},
         ]
     },
+    "composite, lookup and recycling": lambda target, other: {
+        "proposers": [
+            {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+            {
+                "method": "token_recycling",
+                "speculative_token_tree": "[(0,), (1,), (0, 0)]",
+                "num_speculative_tokens": 3,
+            },
+        ]
+    },
+    "token_recycling": lambda target, other: {},
+    "token_recycling, trees": lambda target, other: {"speculative_token_tree": "[(0,), (1,), (0, 0)]"},
     "suffix": lambda target, other: {},
     "suffix, trees": lambda target, other: {"suffix_trees": True, "suffix_decoding_max_spec_factor": 4.0},
     "extract_hidden_states": lambda target, other: {"output_path": f"{target}-hidden-states"},

@@ -138,6 +138,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "ngram": "specdec-ngram",
         "ngram_gpu": "specdec-ngram",
         "suffix": "specdec-suffix",
+        "token_recycling": "specdec-token-recycling",
     },
     "head": {
         **{f"eagle.{target}": "specdec-eagle-llama" for target in _EAGLE_LLAMA},

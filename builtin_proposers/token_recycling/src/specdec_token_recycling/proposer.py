@@ -1,0 +1,90 @@
+"""The proposer: what the target has computed goes into the table, and drafts are read off it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specdec.drafting import Proposer
+from specdec.drafting.token_trees import check_size
+from specdec.sampling.ranking import first_tokens
+from specdec.types import Draft, Needs, ProposerCapabilities
+from specdec_token_recycling.table import SuccessorTable, TreeReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from specdec.types import ComputedStep, EngineContext, ProposalInput
+    from specdec_token_recycling.config import TokenRecyclingConfig
+
+
+def check(config: TokenRecyclingConfig, engine: EngineContext) -> ProposerCapabilities:
+    """What the drafts will be like.
+
+    Raises:
+        ConfigError: the tree is larger than a draft may be.
+    """
+    check_size(config.speculative_token_tree or (), engine.num_speculative_tokens)
+    return ProposerCapabilities(trees=config.speculative_token_tree is not None)
+
+
+class TokenRecyclingProposer(Proposer):
+    """Token Recycling (Luo et al. 2024, arXiv 2408.08696).
+
+    All requests share one table, which holds for each token what the target found likeliest behind it the last time,
+    be it in a text or in a draft that was rejected. A draft is a chain or a tree of one shape, read off the table from
+    the last token of the text on. Prompts are computed without logits; of them each token's follower goes first into
+    the token's row.
+    """
+
+    needs = Needs(every_step=True)
+
+    def __init__(self, config: TokenRecyclingConfig, engine: EngineContext) -> None:
+        """Make an empty table.
+
+        Args:
+            config: the method's options.
+            engine: facts about the engine.
+        """
+        self.capabilities = check(config, engine)
+        self._reader = TreeReader(config.paths(engine.num_speculative_tokens))
+        self._table = SuccessorTable(engine.target_info.vocab_size, self._reader.width)
+
+    @torch.inference_mode()
+    def propose(self, batch: ProposalInput) -> Draft:
+        """See `Proposer.propose`."""
+        assert batch.computed is not None
+        self._learn(batch.computed)
+        last_tokens = np.array([tokens[-1] for tokens in batch.token_ids], dtype=np.int64)
+        token_ids, parents, counts = self._reader.read(self._table, last_tokens, batch.max_draft_tokens)
+        return Draft(
+            token_ids=torch.from_numpy(token_ids),
+            num_draft_tokens=torch.from_numpy(counts),
+            parents=torch.from_numpy(parents) if self.capabilities.trees else None,
+        )
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of the table."""
+        return {"table": self._table.nbytes}
+
+    def _learn(self, computed: ComputedStep) -> None:
+        batch, logits = computed.batch, computed.target.logits
+        token_ids = batch.input_ids.numpy(force=True)
+        rows = batch.logits_indices.numpy(force=True)
+        if len(rows) < len(token_ids):
+            self._learn_prompts(computed, rows)
+        if len(rows):
+            likeliest = first_tokens(logits, self._table.width)
+            self._table.learn(token_ids[rows], likeliest.numpy(force=True))
+
+    def _learn_prompts(self, computed: ComputedStep, rows: np.ndarray) -> None:
+        """Learn what follows the tokens of texts that were computed without logits."""
+        has_logits = np.zeros(len(computed.batch.input_ids), dtype=bool)
+        has_logits[rows] = True
+        for r, text in enumerate(computed.token_ids):
+            kept = computed.kept[computed.kept_start[r] : computed.kept_start[r + 1]]
+            run = text[computed.first_position[r] :][: len(kept) + 1]
+            known = ~has_logits[kept[: len(run) - 1]]
+            self._table.learn_followers(run[:-1][known], run[1:][known])

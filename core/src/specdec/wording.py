@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from specdec.errors import SpecdecError
 
 LONGEST = 80
 """Characters of a value that are shown."""
+
+_NOT_AT_FAULT = {*sys.stdlib_module_names, "torch", "numpy", "transformers", "pluggy"} - {"__main__"}
+"""Packages that raise when they are called wrongly; what called them is the place to look at."""
+_OWN = __name__.partition(".")[0]
 
 
 def shown(value: Any) -> str:
@@ -40,3 +49,28 @@ def reason_of(error: BaseException) -> str:
         return error.strerror[:1].lower() + error.strerror[1:]
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def cause_of(error: BaseException) -> str:
+    """An exception in a line: its type, its text, and where to look for it.
+
+    What specdec raises on purpose names no place: its text says what is wrong.
+    """
+    text = f"{type(error).__name__}: {error}"
+    place = None if isinstance(error, SpecdecError) else place_of(error)
+    return text if place is None else f"{text} ({place})"
+
+
+def place_of(error: BaseException) -> str | None:
+    """Module and line of the innermost frame outside specdec and the large libraries, else of specdec's innermost."""
+    frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    outside = [at for at in frames if at[0].partition(".")[0] not in {_OWN, *_NOT_AT_FAULT}]
+    inside = [at for at in frames if at[0].partition(".")[0] == _OWN]
+    if not (outside or inside):
+        return None
+    module, line = (outside or inside)[-1]
+    return f"{_file_of_program() if module == '__main__' else module}, line {line}"
+
+
+def _file_of_program() -> str:
+    return Path(getattr(sys.modules["__main__"], "__file__", None) or "__main__").name

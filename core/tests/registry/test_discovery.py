@@ -73,6 +73,16 @@ def test_an_unknown_group_is_named_with_the_one_that_was_meant(toys: Toys) -> No
     )
 
 
+def test_a_head_without_a_method_is_told_how_heads_are_named(toys: Toys) -> None:
+    toys.add(
+        "toy-heads", {"specdec.heads": {"eagle_llama": "toy_heads", "eagle.": "toy_heads", "eagle.toy": "toy_heads"}}
+    )
+    registry = Registry()
+    assert statuses(registry) == {"eagle_llama": "broken", "eagle.": "broken", "eagle.toy": "ok"}
+    details = {entry.name: entry.detail for entry in registry.entries()}
+    assert details["eagle_llama"] == "a head is named METHOD.MODEL_TYPE, such as 'eagle.llama', not 'eagle_llama'"
+
+
 def test_a_value_that_is_no_module_breaks_one_plugin(toys: Toys) -> None:
     toys.add("toy-two", {"specdec.proposers": {"bad": "not a module!", "good": "toy_good.plugin"}})
     registry = Registry()

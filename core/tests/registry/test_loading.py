@@ -118,6 +118,18 @@ def test_an_import_that_fails_inside_the_hook_is_told_like_one_at_import(toys: T
 
 def test_an_entry_point_to_a_module_that_is_gone(toys: Toys) -> None:
     toys.add("toy-gone", {"specdec.proposers": {"gone": "toy_gone.plugin"}})
+    with pytest.raises(PluginImportError) as caught:
+        _create("gone")
+    assert str(caught.value) == (
+        "The proposer 'gone' of toy-gone 1.0 is installed but cannot be imported: module 'toy_gone' is missing. Its "
+        "entry point names 'toy_gone.plugin': correct gone in "
+        '[project.entry-points."specdec.proposers"] of its pyproject.toml and install it again, or reinstall toy-gone '
+        "if the file was lost."
+    )
+
+
+def test_a_module_of_the_plugin_that_is_gone(toys: Toys) -> None:
+    toys.proposer("toy-gone", "gone", "import toy_gone.tables")
     with pytest.raises(
         PluginImportError, match="incomplete or stale: pip install --force-reinstall --no-deps toy-gone"
     ):
@@ -146,6 +158,15 @@ def test_an_instance_may_stand_in_for_a_module(toys: Toys) -> None:
     )
     toys.add("toy-one", {"specdec.proposers": {"one": "toy_one:hooks"}}, files={"toy_one/__init__.py": code})
     assert type(_create("one")).__name__ == "Toy"
+
+
+def test_a_function_in_place_of_a_module_is_refused(toys: Toys) -> None:
+    code = _hooks("@hookimpl\ndef propose(): ...")
+    toys.add("toy-bad", {"specdec.proposers": {"bad": "toy_bad:propose"}}, files={"toy_bad/__init__.py": code})
+    with pytest.raises(
+        PluginContractError, match="its entry point 'toy_bad:propose' is a function; it must name a mod"
+    ):
+        _create("bad")
 
 
 def test_a_class_in_place_of_a_module_is_refused(toys: Toys) -> None:
@@ -199,11 +220,18 @@ def test_a_hook_that_returns_the_wrong_thing(toys: Toys) -> None:
         _create("bad")
 
 
+def test_a_hook_that_returns_a_class(toys: Toys) -> None:
+    toys.proposer("toy-bad", "bad", _hooks("class Mine: ...\n\n@hookimpl\ndef propose(): return Mine"))
+    with pytest.raises(PluginContractError, match=r"returned the class Mine itself \(not Mine\(…\), an object of it\)"):
+        _create("bad")
+
+
 @pytest.mark.parametrize("raised", ["ValueError('odd')", "SystemExit('odd')"])
 def test_a_hook_that_raises_names_the_plugin(toys: Toys, raised: str) -> None:
     toys.proposer("toy-bad", "bad", _hooks(f"@hookimpl\ndef propose(): raise {raised}"))
     with pytest.raises(
-        PluginContractError, match="'bad' of toy-bad 1.0 .* its hook 'propose' raised .*: odd"
+        PluginContractError,
+        match=r"'bad' of toy-bad 1.0 .* its hook 'propose' raised .*: odd \(toy_bad.plugin, line 3\)",
     ) as caught:
         _create("bad")
     assert caught.value.__cause__ is not None

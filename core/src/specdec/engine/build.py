@@ -12,7 +12,14 @@ from specdec.config import format_size, parse_size
 from specdec.engine.kv_cache import KVCacheManager
 from specdec.engine.plugins import make_constraints
 from specdec.engine.scheduler import Scheduler
-from specdec.errors import CapacityError, ConfigError, DraftLengthError, PluginUnsuitableError
+from specdec.errors import (
+    CapacityError,
+    ConfigError,
+    DraftLengthError,
+    PluginContractError,
+    PluginUnsuitableError,
+    SpecdecError,
+)
 from specdec.registry import Registry
 from specdec.registry.selection import select_plugins
 from specdec.runner.batch import BatchBuilder
@@ -22,7 +29,8 @@ from specdec.runner.verification import Verification
 from specdec.sampling.logprobs import LogprobsComputer
 from specdec.sampling.pipeline import LogitsPipeline
 from specdec.sampling.sampler import use_backend, warm_up
-from specdec.types import EngineContext, Needs
+from specdec.types import EngineContext, Needs, ProposerCapabilities
+from specdec.wording import cause_of
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +41,6 @@ if TYPE_CHECKING:
     from specdec.engine.constraints import Constraints
     from specdec.metrics.loggers import StatLogger
     from specdec.target.model import FoundTarget, TargetModel
-    from specdec.types import ProposerCapabilities
     from specdec.verify.base import Verifier
 
 logger = logging.getLogger(__name__)
@@ -71,6 +78,8 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     from specdec.cpu.library import keep_in
     from specdec.target.model import find_target, load_target
 
+    if proposer is not None:
+        _check_object(proposer)
     keep_in(config.cache_dir)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -95,6 +104,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     if method is not None:
         proposer = registry.create("proposer", method.name, "propose", config=method.options, engine=context)
     if proposer is not None:
+        _check_declarations(proposer, label)
         _check_pair(proposer.capabilities, label, verifier)
         if config.speculative is not None:
             k = _draft_length(config.speculative, proposer.capabilities, label)
@@ -113,7 +123,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
     use_backend(target.device.type, registry.sampling_backend(context, config.sampling_backend))
     warm_up(target.device)
     if proposer is not None:
-        proposer.load(target)
+        _load(proposer, target, label)
     constraints = make_constraints(config, selection, registry, context, proposer)
     pipeline = LogitsPipeline(target.info.vocab_size, target.device, constraints.processors)
     kv_cache = KVCacheManager(
@@ -150,6 +160,7 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
             cache,
             pipeline.faults,
             pipeline.processors_of,
+            registry.describe("verifier", config.verifier),
         ),
         constraints=constraints,
         drafting=None
@@ -252,6 +263,45 @@ def _max_model_len(config: EngineConfig, target: TargetModel, bytes_per_token: i
         memory,
     )
     return fits
+
+
+def _check_object(proposer: object) -> None:
+    """Refuse what a program gave as ``proposer`` and is none, before anything is loaded."""
+    from specdec.drafting.base import Proposer
+
+    if isinstance(proposer, Proposer):
+        return
+    if isinstance(proposer, type):
+        name = proposer.__name__
+        raise PluginContractError(f"proposer is the class {name}, where an object of it is needed: proposer={name}(…)")
+    raise PluginContractError(
+        f"proposer is of the type {type(proposer).__name__}, which is not derived from specdec.drafting.Proposer; an "
+        'installed method is named in speculative_config={"method": …}'
+    )
+
+
+def _check_declarations(proposer: Proposer, label: str) -> None:
+    """Refuse a proposer whose declarations are of other types."""
+    for name, value, wanted in (
+        ("needs", proposer.needs, Needs),
+        ("capabilities", proposer.capabilities, ProposerCapabilities),
+    ):
+        if not isinstance(value, wanted):
+            raise PluginContractError(
+                f"{name} of the {label} is of the type {type(value).__name__}, where a specdec.types.{wanted.__name__} "
+                "is required",
+                kind="proposer",
+            )
+
+
+def _load(proposer: Proposer, target: TargetModel, label: str) -> None:
+    """Let a proposer load what it needs; whatever it raises names it."""
+    try:
+        proposer.load(target)
+    except SpecdecError:
+        raise
+    except Exception as error:
+        raise PluginContractError(f"load() of the {label} raised {cause_of(error)}", kind="proposer") from error
 
 
 def _check_pair(drafts: ProposerCapabilities, label: str, verifier: Verifier) -> None:

@@ -17,6 +17,7 @@ from attrs import frozen
 from specdec.errors import EngineDeadError, SpecdecError
 from specdec.metrics.stats import EngineStats, RequestStats, StatsAccumulator, StepStats
 from specdec.runner.shaping import DraftShaping
+from specdec.wording import cause_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,9 +106,7 @@ class EngineCore:
             return self._run(plan, begin)
         except Exception as error:
             self._dead = error
-            raise EngineDeadError(
-                f"the engine stopped on an internal fault: {type(error).__name__}: {error}"
-            ) from error
+            raise EngineDeadError(f"the engine stopped on an internal fault: {cause_of(error)}") from error
 
     def _run(self, plan: Plan, begin: float) -> list[Request]:
         step = self._builder.build(plan)

@@ -137,6 +137,8 @@ def _plugin(point: EntryPoint, distribution: str, version: str) -> Found:
         problem = f"no entry-point group is called {point.group!r}" + (f"; did you mean {close[0]!r}?" if close else "")
     elif reference is None:
         problem = f"the entry point's value {point.value!r} is not 'module' or 'module:attribute'"
+    elif kind.name == "head" and not all(point.name.partition(".")):
+        problem = f"a head is named METHOD.MODEL_TYPE, such as 'eagle.llama', not {point.name!r}"
     extras = (reference[2] or "") if reference else ""
     return Found(
         kind=kind.name if kind else None,

@@ -18,6 +18,7 @@ from specdec.errors import PluginImportError, SpecdecError
 from specdec.registry.catalogue import KINDS
 from specdec.registry.messages import contract, describe
 from specdec.registry.policy import PluginEntry, applies, is_met, missing_requirements
+from specdec.wording import cause_of
 
 logger = logging.getLogger("specdec.registry")
 
@@ -51,7 +52,7 @@ class Plugin:
             _raise_import_error(self.entry, error)
         except BaseException as error:
             # a SystemExit out of a plugin must not end the program
-            raise contract(self.entry, f"its hook {hook!r} raised {type(error).__name__}: {error}") from error
+            raise contract(self.entry, f"its hook {hook!r} raised {cause_of(error)}") from error
 
     def build(self, hook: str, **arguments: Any) -> Any:
         """Call a hook that must return an object, and check what comes back."""
@@ -60,8 +61,10 @@ class Plugin:
             raise contract(self.entry, f"its hook {hook!r} returned None, where an object is required.")
         expected = _result_type(hook)
         if expected is not None and not isinstance(result, expected):
-            wanted, got = f"{expected.__module__}.{expected.__qualname__}", type(result).__qualname__
-            raise contract(self.entry, f"its hook {hook!r} returned {got}, where a {wanted} is required.")
+            wanted = f"{expected.__module__}.{expected.__qualname__}"
+            raise contract(
+                self.entry, f"its hook {hook!r} returned {_described(result)}, where a {wanted} is required."
+            )
         return result
 
 
@@ -75,10 +78,11 @@ def load(entry: PluginEntry) -> Plugin:
     for unmet in missing_requirements(entry.found):
         logger.warning("The %s may not work: %s.", describe(entry), unmet)
     plugin = _import(entry)
-    if inspect.isclass(plugin):
+    if inspect.isclass(plugin) or inspect.isroutine(plugin):
+        what = "class" if inspect.isclass(plugin) else "function"
         raise contract(
             entry,
-            f"its entry point {entry.found.value!r} is a class; it must name a module (or an instance) that holds "
+            f"its entry point {entry.found.value!r} is a {what}; it must name a module (or an instance) that holds "
             "functions marked with @hookimpl.",
         )
     manager = pluggy.PluginManager(hookspecs.PROJECT)
@@ -145,6 +149,13 @@ def _raise_import_error(entry: PluginEntry, error: BaseException) -> NoReturn:
 def _remedy(entry: PluginEntry, missing: str) -> tuple[str | None, str]:
     """What to install for a missing module, and the sentence that says so."""
     top = missing.partition(".")[0]
+    if f"{entry.found.module}.".startswith(f"{missing}."):
+        group = KINDS[entry.kind].group if entry.kind else ""
+        return None, (
+            f"Its entry point names {entry.found.module!r}: correct {entry.name} in "
+            f'[project.entry-points."{group}"] of its pyproject.toml and install it again, or reinstall '
+            f"{entry.distribution} if the file was lost."
+        )
     if top == entry.found.module.partition(".")[0]:
         reinstall = f"pip install --force-reinstall --no-deps {entry.distribution}"
         return None, f"It is the plugin's own; the installation is incomplete or stale: {reinstall}"
@@ -202,6 +213,13 @@ def _result_type(hook: str) -> type | None:
     module, _, name = returns.partition(":")
     found: type = getattr(importlib.import_module(module), name)
     return found
+
+
+def _described(value: object) -> str:
+    """What a hook returned, in words; a class where an object of it was meant is the usual slip."""
+    if inspect.isclass(value):
+        return f"the class {value.__qualname__} itself (not {value.__qualname__}(…), an object of it)"
+    return type(value).__qualname__
 
 
 def _listed(names: list[str]) -> str:

@@ -21,6 +21,7 @@ from specdec.registry.discovery import discover
 from specdec.registry.loading import Plugin, load
 from specdec.registry.policy import PluginEntry, Policy, judge
 from specdec.registry.sources import declared_hooks
+from specdec.wording import cause_of
 
 if TYPE_CHECKING:
     import argparse
@@ -294,7 +295,7 @@ class Registry:
         try:
             return backend, list(backend.supports(needed))
         except Exception as error:
-            raise messages.contract(plugin.entry, f"supports() raised {type(error).__name__}: {error}") from error
+            raise messages.contract(plugin.entry, f"supports() raised {cause_of(error)}") from error
 
     # --- commands ---------------------------------------------------------------------------------
 

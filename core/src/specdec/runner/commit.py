@@ -17,6 +17,7 @@ from specdec.engine.request import NO_DRAFT
 from specdec.errors import RequestFailedError
 from specdec.metrics.stats import SpecCounter
 from specdec.outputs import BONUS, FORCED, PLAIN, RECOVERED
+from specdec.runner.verdict_check import check_form, check_runs
 from specdec.sampling.outcome import failure_message
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Committer:
         slots: KVCache,
         faults: Mapping[str, Exception] | None = None,
         processors_of: Callable[[SamplingParams], Sequence[str]] = lambda params: (),
+        verifier: str = "verifier",
     ) -> None:
         """Make a committer.
 
@@ -76,6 +78,7 @@ class Committer:
             slots: the K/V, to move that of accepted tree paths.
             faults: why requests of the step cannot go on, by id (`LogitsPipeline.faults`).
             processors_of: names the logits processors that apply to a request (`LogitsPipeline.processors_of`).
+            verifier: what gives the verdicts, with its distribution and version, for messages.
         """
         self.grammar_seconds = 0.0
         """Time spent advancing grammars since the engine started."""
@@ -84,6 +87,7 @@ class Committer:
         self._kv_cache = kv_cache
         self._logprobs = logprobs
         self._slots = slots
+        self._verifier = verifier
 
     def commit(self, step: StepBatch, target: TargetOutput, processed: torch.Tensor, verdict: Verdict) -> Committed:
         """Advance the step's requests. A finished request keeps its blocks until the engine releases them.
@@ -93,7 +97,14 @@ class Committer:
             target: its raw logits.
             processed: float [R, V], the rows the verifier saw.
             verdict: the verifier's decision; the one copy from device to host of the step happens here.
+
+        Raises:
+            PluginContractError: the verdict is none; nothing has been changed.
         """
+        check_form(verdict, self._verifier)
+        runs, counts = verdict.token_ids.tolist(), verdict.num_tokens.tolist()
+        drafted = [len(share.draft) for share in step.sampling]
+        check_runs(runs, counts, drafted, processed.shape[1], self._verifier)
         committed = Committed()
         for share in step.scheduled:
             share.request.num_computed_tokens = share.num_computed_tokens + share.num_tokens - len(share.draft)
@@ -102,8 +113,6 @@ class Committer:
             self._logprobs.add_prompt(prompt_rows.request, target.logits, prompt_rows.first_row, prompt_rows.token_ids)
         if verdict.accepted_nodes is not None:
             _compact_accepted_paths(step, verdict.accepted_nodes, self._slots)
-        runs = verdict.token_ids.tolist()
-        counts = verdict.num_tokens.tolist()
         paths = [None] * len(runs) if verdict.accepted_nodes is None else verdict.accepted_nodes.tolist()
         kept = [
             self._advance(share, run[:count], path, committed)

@@ -1,8 +1,8 @@
 """Runs the proposer once per step and contains its faults.
 
 A proposer that raises, breaks the contract or exceeds its time budget costs that step its speculation. After
-``max_faults`` faults in a row it is switched off for this engine: the cause is logged once with the plugin's
-distribution and version, and requests go on without speculation.
+``max_faults`` faults in a row it is switched off for this engine, and requests go on without speculation. Each kind of
+fault is logged once with the plugin's distribution and version, and the place in its code.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from specdec.errors import ProposerError
 from specdec.runner.computed import computed_step
 from specdec.runner.draft_check import split_draft
 from specdec.types import DraftOutcome, ProposalInput, RequestInfo
+from specdec.wording import cause_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,8 @@ _T = TypeVar("_T")
 DRAFTS_IN_VAIN = 50
 """After so many drafts of which no token was ever accepted something is likely to be wrong, and is worth a warning."""
 
+KINDS_OF_FAULTS_LOGGED = 8
+"""Each kind of fault is logged when it is first seen, up to so many kinds."""
 
 _STEP_TIME_FADES = 0.9
 """How much of a slow step's time is still expected of the step after it."""
@@ -71,6 +74,8 @@ class Drafting:
         self._max_faults = max_faults
         self._time_budget = time_budget
         self._faults_in_a_row = 0
+        self._kinds_of_faults: set[tuple[str, type, str | None]] = set()
+        """Those in the log already: method, exception and place."""
         self._step_seconds = 0.0
         """Of the slowest of the last steps."""
         self._decode_seconds: float | None = None
@@ -103,7 +108,7 @@ class Drafting:
         takers = [(request, limit) for request, limit in zip(requests, limits, strict=True) if limit > 0]
         if not takers and not self.proposer.needs.every_step:
             return []
-        drafts = self._guarded(lambda: self._ask(takers, step, target, verdict))
+        drafts = self._guarded("propose", lambda: self._ask(takers, step, target, verdict))
         if drafts is None:
             return []
         if self.proposer.capabilities.trees:
@@ -146,7 +151,7 @@ class Drafting:
                 num_accepted_tokens=np.array(accepted, dtype=np.int32),
                 parents=parents,
             )
-            self._guarded(lambda: self.proposer.record(outcome))
+            self._guarded("record", lambda: self.proposer.record(outcome))
 
     def complete(self, request: Request) -> None:
         """A request ended by itself; `finish` comes next.
@@ -156,24 +161,24 @@ class Drafting:
         if not self.is_on:
             return
         if self.proposer.capabilities.keeps_finished_requests:
-            self._guarded(lambda: self._start([request]))
+            self._guarded("start", lambda: self._start([request]))
         if request.request_id in self._started:
-            self._guarded(lambda: self.proposer.complete(request.request_id, request.token_ids))
+            self._guarded("complete", lambda: self.proposer.complete(request.request_id, request.token_ids))
 
     def finish(self, request_id: str) -> None:
         """A request ended; called after `propose` of the step in which it did."""
         self.control.finish(request_id)
         if request_id in self._started:
             self._started.discard(request_id)
-            self._guarded(lambda: self.proposer.finish(request_id))
+            self._guarded("finish", lambda: self.proposer.finish(request_id))
 
     def report(self, what: Literal["stats", "memory"]) -> Mapping[str, Any]:
         """What the proposer says about itself; nothing when that fails."""
-        return self._guarded(self.proposer.stats if what == "stats" else self.proposer.memory) or {}
+        return self._guarded(what, self.proposer.stats if what == "stats" else self.proposer.memory) or {}
 
     def close(self) -> None:
         """The engine stops."""
-        self._guarded(self.proposer.close)
+        self._guarded("close", self.proposer.close)
 
     def limit(self, request: Request) -> int:
         """Draft tokens the request can accept: one more token is emitted, within both length limits."""
@@ -258,14 +263,19 @@ class Drafting:
             return ProposalInput(**common)
         return ProposalInput(**common, computed=computed_step(step, target, verdict))
 
-    def _guarded(self, call: Callable[[], _T]) -> _T | None:
-        """Run a call into the plugin; a fault is counted and gives None. A plugin cannot end the program either."""
+    def _guarded(self, method: str, call: Callable[[], _T]) -> _T | None:
+        """Run a call into the plugin; a fault is counted and gives None. A plugin cannot end the program either.
+
+        Args:
+            method: of the proposer, for the log.
+            call: what calls it.
+        """
         try:
             return call()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self._count_fault(error)
+            self._count_fault(method, error)
             return None
 
     def _watch_acceptance(self, num_drafts: int, accepted: bool) -> None:
@@ -279,12 +289,15 @@ class Drafting:
                 num_drafts,
             )
 
-    def _count_fault(self, error: BaseException) -> None:
+    def _count_fault(self, method: str, error: BaseException) -> None:
         self.num_faults += 1
         self._faults_in_a_row += 1
-        cause = f"{type(error).__name__}: {error}"
-        if self.num_faults == 1:
-            logger.warning("%s failed, this step runs without speculation: %s", self.label, cause)
+        cause = cause_of(error)
+        kind = (method, type(error), place_of(error))
+        if kind not in self._kinds_of_faults and len(self._kinds_of_faults) < KINDS_OF_FAULTS_LOGGED:
+            self._kinds_of_faults.add(kind)
+            effect = "this step runs without speculation" if method == "propose" else "requests go on"
+            logger.warning("%s failed in %s(), %s: %s", self.label, method, effect, cause)
         if self.is_on and self._faults_in_a_row >= self._max_faults:
             self.disabled_because = cause
             logger.error(

@@ -19,6 +19,7 @@ import torch
 from attrs import frozen
 
 from specdec.attention.dense import dense_attention, visible
+from specdec.errors import PluginContractError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -219,6 +220,8 @@ class StepContext(_LayerContext):
         """
         super().__init__(layers, index_of, query_scales)
         self._backend_attend = backend.attend
+        self._name = backend.name
+        self._checked = False
         self._plan = plan
         self._positions = positions
 
@@ -226,7 +229,24 @@ class StepContext(_LayerContext):
         """See `AttentionContext.attend`."""
         if self._query_scales:
             query = self._scaled(layer_index, query, self._positions)
-        return self._backend_attend(query, key, value, self._layers[layer_index], self._plan, sinks)
+        layer = self._layers[layer_index]
+        out = self._backend_attend(query, key, value, layer, self._plan, sinks)
+        if not self._checked:
+            self._checked = True  # once a step: what a backend does wrong it does in every layer
+            self._check(out, query, layer)
+        return out
+
+    def _check(self, out: Tensor, query: Tensor, layer: AttentionLayer) -> None:
+        """Refuse an output of another form: broadcast or cast by what follows, it would make other text."""
+        wanted = (len(query), layer.num_heads, layer.v_head_dim)
+        if not isinstance(out, torch.Tensor) or out.dtype is not query.dtype or out.shape != wanted:
+            got = f"{out.dtype} {list(out.shape)}" if isinstance(out, torch.Tensor) else type(out).__name__
+            raise PluginContractError(
+                f"attend() of the attention backend {self._name!r} returned {got}, where {query.dtype} {list(wanted)} "
+                "is required",
+                kind="attention_backend",
+                name=self._name,
+            )
 
 
 class ReferenceContext(_LayerContext):

@@ -28,7 +28,7 @@ AUTHORS = {
     "Verifiers": ("specdec.verify", ("Verifier",)),
     "Logits processors": ("specdec.sampling.processor", ("LogitsProcessor",)),
     "Grammar backends": ("specdec.grammar", ("GrammarBackend", "CompiledGrammar", "GrammarMatcher")),
-    "Attention and sampling backends": ("specdec.attention.interface", ("AttentionBackend",)),
+    "Attention backends": ("specdec.attention.interface", ("AttentionBackend", "KVCache", "LayerKV")),
     "Sampling backends": ("specdec.sampling.backend", ("SamplingBackend",)),
     "Stat loggers": ("specdec.metrics", ("StatLogger",)),
     "Values of a step": (
@@ -43,6 +43,8 @@ AUTHORS = {
             "TargetOutput",
             "Rows",
             "Verdict",
+            "AttentionRequirements",
+            "AttentionLayer",
             "Needs",
             "ProposerCapabilities",
             "EngineContext",
@@ -61,7 +63,9 @@ def page() -> str:
     parts += ["## Errors\n", _errors()]
     for title, (module, classes) in AUTHORS.items():
         parts.append(f"## {title}\n")
-        parts += [_class(getattr(importlib.import_module(module), name), module) for name in classes]
+        for name in classes:
+            cls = getattr(importlib.import_module(module), name)
+            parts += [_class(cls, module), *_details(cls)]
     return "\n".join(parts)
 
 
@@ -93,6 +97,13 @@ def _methods(cls: type) -> Iterator[tuple[str, str]]:
             yield code(f"{name}({_parameters(function)})"), prose(_summary(function))
 
 
+def _details(cls: type) -> Iterator[str]:
+    """What a plugin's author must know of each method beyond its summary: arguments, results, errors."""
+    for name, value in vars(cls).items():
+        if inspect.isfunction(value) and not name.startswith("_") and "\n\n" in (inspect.getdoc(value) or ""):
+            yield f"#### `{cls.__name__}.{name}({_parameters(value)})`\n\n{_docstring(value)}"
+
+
 def _parameters(function: Callable[..., Any]) -> str:
     """Names and defaults; types stand in the sources and in the docstrings."""
     found = []
@@ -111,10 +122,10 @@ def _summary(thing: Any) -> str:
     return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
 
 
-def _docstring(cls: type) -> str:
-    """The class's docstring: paragraphs, then its arguments and errors as lists."""
+def _docstring(thing: Any) -> str:
+    """A docstring: paragraphs, then arguments and errors as lists."""
     lines, in_list = [], False
-    for line in (inspect.getdoc(cls) or "").splitlines():
+    for line in (inspect.getdoc(thing) or "").splitlines():
         if re.fullmatch(r"(Args|Raises|Returns):", line):
             lines += [f"**{line}**", ""]
             in_list = True

@@ -50,7 +50,13 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """One line. A bar inside code cannot be escaped so that all readers of Markdown show it: alternatives are parted."""
+    line = re.sub(r"`([^`]*\|[^`]*)`", lambda match: _alternatives(match[1]), " ".join(text.split()))
+    return line.replace("|", "\\|")
+
+
+def _alternatives(text: str) -> str:
+    return " or ".join(code(part.strip()) for part in text.split("|"))
 
 
 def code(text: str) -> str:

@@ -53,9 +53,11 @@ class RequestInfo:
     """What a proposer learns about a request when it starts (`Proposer.start`)."""
 
     request_id: str
+    """Unique among the running requests; an ended one's may come again."""
     prompt_token_ids: np.ndarray
     """int64 [prompt length], read-only."""
     sampling: SamplingParams
+    """What the request asks of its sampling."""
     seed: int
     """The 64-bit seed of the request's noise (`specdec.sampling.noise`)."""
     speculation: RequestSpeculation | None = None
@@ -98,7 +100,9 @@ class PackedBatch:
     logits_indices: Tensor
     """int64 [R]: which of the T tokens need logits."""
     max_query_len: int
+    """The most tokens of one request in this batch."""
     max_seq_len: int
+    """The largest of ``seq_lens``."""
     parents: Tensor | None = None
     """int32 [T] for trees: parent of each token among the request's own tokens of this batch, -1 for one that follows
     what was cached before: the first one, and others where a head grows a tree. None when every request is a chain or
@@ -166,13 +170,16 @@ class ProposalInput:
     """What a proposer sees once per step, after commit: the requests that can take a draft."""
 
     request_ids: tuple[str, ...]
+    """The B requests; the fields below have an entry for each, in this order."""
     token_ids: tuple[np.ndarray, ...]
     """int64 [n_r] per request, read-only views: prompt and output committed so far."""
     max_draft_tokens: np.ndarray
     """int32 [B]: the most tokens each request can use, of trees the most nodes; a longer draft breaks the contract.
     Nodes that are deeper than the text may still grow are left out when the draft comes."""
     sampling: tuple[SamplingParams, ...] = ()
+    """What each request asks of its sampling."""
     seeds: tuple[int, ...] = ()
+    """The 64-bit seed of each request's noise."""
     computed: ComputedStep | None = None
     """What the target computed in the step just committed; present when the proposer needs every step, hidden states or
     tapped layers."""
@@ -226,6 +233,7 @@ class Rows:
     positions: Tensor
     """int64 [R]: the sequence position of the token that the row chooses."""
     num_requests: int
+    """B."""
     max_draft_tokens: int | None = None
     """The most draft tokens of any request, for shapes needed without asking the device; None: not known."""
 
@@ -247,8 +255,9 @@ class Verdict:
 class Needs:
     """What a proposer must be given, so that nothing is captured in vain."""
 
-    token_history: bool = True
     hidden_states: bool = False
+    """The target's final hidden states, in ``ProposalInput.computed.target``. The texts of the requests are always
+    given."""
     every_step: bool = False
     """`Proposer.propose` is also called after steps in which no request can take a draft (B = 0), and every request is
     started before it is first computed: for proposers whose own K/V or state follows all tokens."""
@@ -267,8 +276,9 @@ class ProposerCapabilities:
     """What a proposer can return; the engine pairs it with a verifier accordingly."""
 
     trees: bool = False
+    """Whether drafts may have `Draft.parents`; the engine then takes a verifier and an attention backend for trees."""
     draft_probs: bool = False
-    variable_length: bool = True
+    """Whether drafts bring `Draft.draft_probs`; a verifier that needs them refuses a proposer without."""
     max_draft_tokens: int | None = None
     """The most tokens that a draft can have, where what was loaded sets a limit (one token for each of its heads). A
     larger ``num_speculative_tokens`` is an error; where that is not set, it is the limit. None: no limit."""
@@ -289,17 +299,23 @@ class AttentionLayer:
     """One attention layer of the target, as seen by a backend."""
 
     index: int
+    """Which of ``AttentionRequirements.layers`` and ``KVCache.layers``."""
     num_heads: int
+    """Query heads; a multiple of ``num_kv_heads``, that many of which share a head of keys and values."""
     num_kv_heads: int
+    """Heads of keys and values."""
     head_dim: int
     """Width of queries and keys."""
     v_head_dim: int
+    """Width of values and of the output."""
     scaling: float
+    """Factor on the scores."""
     sliding_window: int | None = None
     """A token attends to itself and the ``sliding_window - 1`` tokens before it."""
     chunk_size: int | None = None
     """Chunked attention (llama4): a token attends within its chunk of this many positions."""
     softcap: float | None = None
+    """Scores become ``softcap * tanh(score / softcap)``."""
     sinks: bool = False
     """Attention sinks: one learned logit per head joins the softmax denominator."""
 
@@ -309,12 +325,15 @@ class AttentionRequirements:
     """What an attention backend must be able to do for this engine."""
 
     layers: tuple[AttentionLayer, ...]
+    """Every layer of the target."""
     dtype: str
     """'float32', 'bfloat16' or 'float16'."""
     device: str
     """'cpu', 'cuda', …: the device type."""
     block_size: int
+    """Tokens of a KV block."""
     trees: bool = False
+    """Whether drafts may be trees (`PackedBatch.parents`), because the proposer declares them."""
 
 
 @frozen(kw_only=True)
@@ -343,8 +362,11 @@ class TargetInfo:
     vocab_size: int
     """Width of the logits."""
     hidden_size: int
+    """Width of hidden states."""
     num_layers: int
+    """Decoder layers."""
     max_position_embeddings: int
+    """The longest text that the model takes."""
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end an output; empty until the target is loaded."""
 
@@ -354,20 +376,26 @@ class EngineContext:
     """What the factories behind hooks learn about the engine that is starting."""
 
     target_info: TargetInfo
+    """Facts about the target."""
     device: str
+    """Device type of the target: 'cpu', 'cuda', …"""
     dtype: str
     """Of the target's weights. Before the target is loaded: as its configuration says, float32 where it says
     nothing."""
     max_model_len: int
     """The longest text of a request; for the factory of a proposer with K/V of its own an upper bound of it."""
     max_num_seqs: int
+    """The most requests of one step."""
     num_speculative_tokens: int
-    """0 when speculation is off."""
+    """The most draft tokens of a request and step (k); 0 when speculation is off."""
     block_size: int
+    """Tokens of a KV block."""
     seed: int
+    """Of the engine; requests have seeds of their own."""
     target: Any = None
     """The loaded target (`specdec.target.model.TargetModel`); None until it is loaded."""
     tokenizer: Any = None
+    """The target's tokenizer (of transformers); None until the target is loaded, and for a target without one."""
     settings: Mapping[str, Any] = field(factory=dict)
     """The whole effective configuration as plain values, read-only."""
     registry: Registry | None = None

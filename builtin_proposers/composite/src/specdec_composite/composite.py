@@ -45,7 +45,6 @@ class CompositeProposer(Proposer):
         self.methods = tuple([member.name for member in members])
         needs = [member.proposer.needs for member in members]
         self.needs = Needs(
-            token_history=any(need.token_history for need in needs),
             hidden_states=any(need.hidden_states for need in needs),
             every_step=any(need.every_step for need in needs),
             lookahead_slots=max(need.lookahead_slots for need in needs),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specdec.drafting import Proposer
-from specdec.types import Draft, Needs
+from specdec.types import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,8 +70,6 @@ class NgramDeviceProposer(Proposer):
     a `Draft` is packed, and its size is known when the counts are. A request that has no row, because others ran in
     between, is sent again as a whole.
     """
-
-    needs = Needs(token_history=True)
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import torch
 
 from specdec.cpu.library import Kernels
 from specdec.drafting import Proposer
-from specdec.types import Draft, Needs
+from specdec.types import Draft
 from specdec_ngram.layout import CAPACITY, NODE_WIDTH, NODES, NUM_COLUMNS, TABLE, num_slots
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ class NgramProposer(Proposer):
     each later one, so that a step's cost does not depend on the length of the text. A text that is shorter than it was,
     or other than it was at the index's end, is indexed anew.
     """
-
-    needs = Needs(token_history=True)
 
     def __init__(self, *, prompt_lookup_min: int, prompt_lookup_max: int, num_speculative_tokens: int) -> None:
         self._shortest = prompt_lookup_min

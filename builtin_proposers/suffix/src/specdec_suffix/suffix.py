@@ -10,7 +10,7 @@ from attrs import frozen
 
 from specdec.drafting import Proposer
 from specdec.errors import InvalidRequestError
-from specdec.types import Draft, Needs, ProposerCapabilities
+from specdec.types import Draft, ProposerCapabilities
 from specdec_suffix import layout
 from specdec_suffix.persistence import CacheFile
 from specdec_suffix.responses import ResponseStore
@@ -49,7 +49,6 @@ class SuffixProposer(Proposer):
     ``{"suffix_scope": "tenant-a"}``, ``{"suffix_store": False}``.
     """
 
-    needs = Needs(token_history=True)
     request_options = (SCOPE, STORE)
 
     def __init__(self, config: SuffixConfig, engine: EngineContext) -> None:

@@ -46,13 +46,17 @@ class KVCache:
     layers: tuple[LayerKV, ...]
     """Indexed like ``AttentionRequirements.layers``."""
     num_blocks: int
+    """How many blocks every layer has; slots are numbered through all of them."""
     block_size: int
+    """Tokens of a block: position p of request r is in slot
+    ``block_tables[r, p // block_size] * block_size + p % block_size``."""
 
 
 class AttentionBackend(ABC):
     """Writes new K/V into the paged cache and attends over it."""
 
     name: str = ""
+    """What messages and ``specdec config`` call it: the entry point's name."""
     priority: int = 0
     """Among the backends that serve an engine, "auto" takes the highest."""
 

@@ -28,7 +28,9 @@ class Proposer(ABC):
     """
 
     needs: Needs = Needs()
+    """What it must be given beyond the texts (`specdec.types.Needs`), such as hidden states; nothing when not set."""
     capabilities: ProposerCapabilities = ProposerCapabilities()
+    """What its drafts may be (`specdec.types.ProposerCapabilities`); chains without probabilities when not set."""
     methods: tuple[str, ...] = ()
     """Names that a request may choose among (`specdec.RequestSpeculation`) beside the engine's own method; for
     proposers made of several."""

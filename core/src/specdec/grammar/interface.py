@@ -83,6 +83,7 @@ class GrammarBackend(ABC):
     """Compiles grammars for the target's vocabulary."""
 
     name: ClassVar[str] = ""
+    """What messages call it: the entry point's name."""
     kinds: ClassVar[frozenset[str]] = frozenset({"json", "json_object", "regex", "choice", "grammar"})
     """The values of `GrammarSpec.kind` that it compiles; requests for others are refused before `compile`."""
 

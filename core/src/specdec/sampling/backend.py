@@ -45,6 +45,7 @@ class SamplingBackend(ABC):
     """
 
     name: str = ""
+    """What messages call it: the entry point's name."""
     priority: int = 0
     """Among the backends that serve a device, "auto" takes the highest."""
 

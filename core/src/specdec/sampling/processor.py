@@ -32,6 +32,7 @@ class LogitsProcessor(ABC):
     """
 
     name: ClassVar[str] = ""
+    """What messages call it: the entry point's name."""
 
     def check(self, params: SamplingParams) -> None:  # noqa: B027 - optional
         """Refuse bad arguments (``params.extra_args``) before a request is queued. May be called from any thread.

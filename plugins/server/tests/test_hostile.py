@@ -5,6 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import threading
+
+import pytest
+
+from specdec.grammar.service import GrammarService
+from specdec_server.api.service import num_characters
 
 JSON = {"content-type": "application/json"}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -43,3 +49,88 @@ def test_a_compressed_body_is_a_415(client):
     assert "'gzip' is not understood; send it uncompressed" in response.json()["error"]["message"]
     plain = client.post("/tokenize", content=b'{"prompt": "x"}', headers={**JSON, "content-encoding": "identity"})
     assert plain.status_code == 200
+
+
+def words(count: int) -> list[str]:
+    return [f"word{number}" for number in range(count)]
+
+
+SCHEMA = {"enum": ["x" * 100] * 3000}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/completions", {"stop": words(1025)}, "stop has 1025 strings; this server takes at most 1024 (server.max"),
+        ("/v1/completions", {"bad_words": words(1025)}, "bad_words has 1025 strings; this server takes at most 1024"),
+        ("/v1/completions", {"structured_outputs": {"regex": "a" * 300_000}}, "300013 characters; this server takes"),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            "at most 262144 (server.max_grammar_size)",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
+                "tool_choice": "required",
+            },
+            "at most 262144 (server.max_grammar_size)",
+        ),
+    ],
+)
+def test_what_costs_every_step_or_compiles_for_minutes_has_a_limit(client, path, body, told):
+    prompt = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    response = client.post(path, json={**prompt, **body, "max_tokens": 1})
+    assert response.status_code == 400
+    assert told in response.json()["error"]["message"]
+
+
+def test_limits_may_be_reached(client):
+    body = {"prompt": "x", "max_tokens": 1, "stop": words(1024), "bad_words": words(1024)}
+    assert client.post("/v1/completions", json=body).status_code == 200
+
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "x" * 100_000}}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": ""}] * 20_000},
+        {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]},
+        {"messages": [{"role": "user", "content": "x", "name": "y" * 100_000}]},
+    ],
+)
+def test_a_conversation_that_cannot_fit_is_refused_before_it_is_tokenised(client, running, monkeypatch, path, body):
+    """Rendering and tokenising it takes seconds, in which all other prompts wait."""
+    monkeypatch.setattr(running.llm, "tokenise_chat", None)
+    response = client.post(path, json=body)
+    assert response.status_code == 400
+    assert "characters, more than fit" in response.json()["error"]["message"]
+
+
+def test_characters_are_counted_at_any_depth():
+    deep: object = "four"
+    for _ in range(5000):
+        deep = {"a key": [deep]}
+    assert num_characters(deep) == 4 + 2 * 5000
+    assert num_characters([{"a": "bc", "d": None}, 7]) == 1 + 1 + 2 + 1 + 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_compiles_for_too_long_is_given_up(model, serving, monkeypatch, stream):
+    """Nothing can abort it, and the engine has not got the request yet."""
+    release = threading.Event()
+    monkeypatch.setattr(GrammarService, "compile", lambda *_: release.wait(60))
+    body = {"prompt": "x", "max_tokens": 5, "stream": stream, "structured_outputs": {"regex": "a+"}}
+    with serving(model, {"request_timeout": 0.5}) as server, server.client() as client:
+        try:
+            response = client.post("/v1/completions", json=body)
+            assert response.status_code == 504
+            assert response.json()["error"]["code"] == "timeout"
+            assert server.service.num_active == 0
+        finally:
+            release.set()
+        assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200

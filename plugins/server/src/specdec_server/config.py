@@ -48,6 +48,10 @@ class ServerConfig:
     """Most choices that one request may ask for, all its prompts together."""
     max_logprobs: int = field(default=20, validator=check.integer(0))
     """Most alternatives per token that a request may ask for."""
+    max_strings: int = field(default=1024, validator=check.integer(0))
+    """Most stop strings, and most bad words, of one request; they are looked for after every token."""
+    max_grammar_size: Size = field(default="256KiB", validator=check.size())
+    """Largest schema, regular expression, grammar or list of choices of a request; large ones compile for very long."""
     chat_template: str | None = field(default=None, validator=optional(check.text()))
     """File with a chat template to use instead of the model's own."""
     vllm_metrics: bool = field(default=False, validator=check.boolean())

@@ -86,7 +86,7 @@ class Answer:
             body,
             max_tokens=self.max_tokens[0],
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            max_logprobs=self.service.config.max_logprobs,
+            limits=self.service.config,
             wanted=body.response_format,
             structured=self.tool_choice.constraint(),
         )

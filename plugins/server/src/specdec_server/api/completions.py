@@ -114,7 +114,7 @@ class Answer:
             body,
             max_tokens=1 if self._only_prompt else max_tokens,
             logprobs=body.logprobs,
-            max_logprobs=self.service.config.max_logprobs,
+            limits=self.service.config,
             wanted=body.response_format,
         )
 

@@ -112,7 +112,7 @@ class Answer:
             body,
             max_tokens=body.max_output_tokens,
             logprobs=(body.top_logprobs or 0) if self._has_logprobs else None,
-            max_logprobs=self.service.config.max_logprobs,
+            limits=self.service.config,
             wanted=self._format(),
             structured=self.tool_choice.constraint(),
         )
@@ -306,7 +306,7 @@ def _call_item(call: ToolCall) -> dict[str, Any]:
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": usage["prompt_tokens_details"],
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage["total_tokens"],

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
+from specdec.config import parse_size
 from specdec.sampling.params import SamplingParams
 from specdec_server.api.service import Cut
 from specdec_server.http.errors import invalid
 
 if TYPE_CHECKING:
     from specdec_server.api.requests import ResponseFormat, SamplingFields, TokenFields
+    from specdec_server.config import ServerConfig
 
 PASSED_ON = (
     "n",
@@ -42,7 +45,7 @@ def sampling_params(
     *,
     max_tokens: int | None,
     logprobs: int | None,
-    max_logprobs: int,
+    limits: ServerConfig,
     wanted: ResponseFormat | None,
     structured: dict[str, Any] | None = None,
 ) -> SamplingParams:
@@ -52,27 +55,42 @@ def sampling_params(
         body: the request.
         max_tokens: None for as many as the model length allows.
         logprobs: alternatives per output token; None for no log-probabilities.
-        max_logprobs: the server's limit on these.
+        limits: the server's.
         wanted: what the answer must look like, in OpenAI's words.
         structured: a constraint that follows from something else than the body's own fields.
 
     Raises:
-        APIError: two constraints at once, or too many alternatives.
+        APIError: two constraints at once, or more of something than the server allows.
         InvalidRequestError: a value is not allowed.
     """
     given = {name: value for name in PASSED_ON if (value := getattr(body, name, None)) is not None}
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options needs stream: true", "stream_options")
     for name, value in (("logprobs", logprobs), ("prompt_logprobs", given.get("prompt_logprobs"))):
-        if value is not None and not 0 <= value <= max_logprobs:
-            raise invalid(f"{name} is {value}; this server gives 0 to {max_logprobs} (server.max_logprobs)", name)
+        if value is not None and not 0 <= value <= limits.max_logprobs:
+            most = f"0 to {limits.max_logprobs} (server.max_logprobs)"
+            raise invalid(f"{name} is {value}; this server gives {most}", name)
+    for name in ("stop", "bad_words"):
+        strings = given.get(name, ())
+        if not isinstance(strings, str) and len(strings) > limits.max_strings:
+            most = f"at most {limits.max_strings} (server.max_strings)"
+            raise invalid(f"{name} has {len(strings)} strings; this server takes {most}", name)
     if structured is not None and body.structured_outputs is not None:
         raise invalid("structured_outputs and tool_choice both constrain the answer: send one", "structured_outputs")
     own = structured_outputs(body, wanted)  # a response_format is about answers that are no calls
     constraint = structured or own
     if constraint is not None:
+        _check_size(constraint, limits)
         given["structured_outputs"] = constraint
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+
+
+def _check_size(constraint: dict[str, Any], limits: ServerConfig) -> None:
+    """Refuse what would compile for minutes: that cannot be stopped, and may take more than proportional time."""
+    size = len(json.dumps(constraint, ensure_ascii=False))
+    if size > parse_size(limits.max_grammar_size):
+        most = f"at most {parse_size(limits.max_grammar_size)} (server.max_grammar_size)"
+        raise invalid(f"what constrains the answer has {size} characters; this server takes {most}")
 
 
 def prompt_cut(body: SamplingFields, params: SamplingParams) -> Cut | None:

@@ -162,7 +162,7 @@ class Service:
         limit = self.llm.max_model_len
         return f"This model's maximum context length is {limit} tokens (max_model_len), prompt and output together."
 
-    def _check_length(self, num_characters: int, param: str) -> None:
+    def _check_length(self, length: int, param: str) -> None:
         """Refuse a text that cannot fit, however it is tokenised: tokenising megabytes takes seconds.
 
         Raises:
@@ -170,9 +170,8 @@ class Service:
         """
         tokenizer = self.llm.get_tokenizer()
         table = None if tokenizer is None else token_bytes(tokenizer)
-        if table is not None and num_characters > self.llm.max_model_len * table.longest:
-            message = f"the prompt has {num_characters} characters, more than fit. {self._context}"
-            raise invalid(message, param, TOO_LONG)
+        if table is not None and length > self.llm.max_model_len * table.longest:
+            raise invalid(f"the prompt has {length} characters, more than fit. {self._context}", param, TOO_LONG)
 
     def check_room(self, num_prompt_tokens: int, max_tokens: int | None, param: str) -> None:
         """Refuse to promise more tokens than the model length leaves.
@@ -223,7 +222,7 @@ class Service:
             raise invalid(f"chat_template_kwargs cannot set {', '.join(wrong)}", "chat_template_kwargs")
         if self.chat_template is not None:
             variables["chat_template"] = self.chat_template
-        self._check_length(sum(len(message["content"]) for message in messages), "messages")
+        self._check_length(num_characters([*messages, *(options.get("tools") or ())]), "messages")
         return await asyncio.to_thread(self.llm.tokenise_chat, messages, variables=variables, **options)
 
     async def outputs(self, ask: Ask) -> AsyncGenerator[RequestOutput]:
@@ -244,7 +243,8 @@ class Service:
 
         loop = asyncio.get_running_loop()
         tasks: list[asyncio.Task[None]] = []
-        timer = loop.call_later(limit, stop) if limit else None
+        deadline = loop.time() + limit if limit else None
+        timer = loop.call_at(deadline, stop) if deadline else None  # also while nobody reads
         options = {} if ask.speculation is None else {"speculation": ask.speculation}
         generation = self.llm.generate(
             {"prompt_token_ids": ask.token_ids},
@@ -257,11 +257,13 @@ class Service:
         self._active.add(ask.request_id)
         try:
             async with aclosing(generation) as outputs:
-                async for output in outputs:
+                while (output := await _next(outputs, deadline)) is not None:
                     if timed_out and output.finished:
                         raise _timeout(limit)
                     _check(output)
                     yield output
+        except TimeoutError:
+            raise _timeout(limit) from None
         finally:
             self._active.discard(ask.request_id)
             if timer is not None:
@@ -295,6 +297,27 @@ def answer_id(prefix: str, request: Request, body: Accepted) -> str:
 def engine_id(of_answer: str) -> str:
     """What the engine and its log call a prompt: clients may send the same id twice, and several prompts under one."""
     return f"{of_answer}-{uuid.uuid4().hex[:8]}"
+
+
+async def _next(outputs: AsyncGenerator[RequestOutput], deadline: float | None) -> RequestOutput | None:
+    """The next output, or None after the last.
+
+    Raises:
+        TimeoutError: it has not come in time. The engine can abort what it has, but not a grammar that compiles.
+    """
+    async with asyncio.timeout_at(deadline):
+        return await anext(outputs, None)
+
+
+def num_characters(value: Any) -> int:
+    """Characters that JSON values have at least when they are written out: those of their texts, one for all else."""
+    total, rest = 0, [value]
+    while rest:
+        item = rest.pop()
+        total += len(item) if isinstance(item, str) else 1
+        if isinstance(item, dict | list):
+            rest += item.values() if isinstance(item, dict) else item
+    return total
 
 
 def _timeout(limit: float) -> APIError:

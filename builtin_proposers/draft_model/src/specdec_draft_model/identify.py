@@ -20,6 +20,9 @@ def identified(checkpoint: Path) -> Identification | None:
 
     A head of the EAGLE family names a language model's class too; its first tensor in line is a fusion layer ``fc``.
     """
+    from specdec.target.importing import import_transformers
+
+    import_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import struct
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specdec.errors import ConfigError, ModelLoadError, SpecdecError, UnsupportedModelError
+from specdec.target.importing import import_transformers, without_symbols
 from specdec.target.support import architecture_reasons, refuse
 from specdec.wording import reason_of
 
@@ -55,6 +56,7 @@ def load_config(name: str, path: Path, *, trust_remote_code: bool = False) -> An
         ModelLoadError: ``config.json`` cannot be read.
         UnsupportedModelError: transformers does not know the architecture, or it needs ``trust_remote_code``.
     """
+    import_transformers()
     from transformers import AutoConfig
 
     file = path / "config.json"
@@ -167,7 +169,7 @@ def _model_class(name: str, config: Any, trust_remote_code: bool) -> tuple[Any, 
 def _from_pretrained(
     auto_class: Any, path: Path, dtype: str, trust_remote_code: bool
 ) -> tuple[nn.Module, dict[str, Any]]:
-    try:
+    def read() -> tuple[nn.Module, dict[str, Any]]:
         loaded: tuple[nn.Module, dict[str, Any]] = auto_class.from_pretrained(
             path,
             dtype="auto" if dtype == "auto" else DTYPES[dtype],
@@ -176,13 +178,18 @@ def _from_pretrained(
             weights_only=True,
             ignore_mismatched_sizes=True,  # `_check_tensors` refuses them and names them
         )
+        return loaded
+
+    try:
+        with suppress(RuntimeError), without_symbols():
+            return read()
+        return read()  # a model whose angles are made of tensors on both devices
     except SpecdecError:
         raise
     except ImportError as error:
         raise ModelLoadError(f"{path}: loading it needs a package that is not installed: {reason_of(error)}") from error
     except Exception as error:
         raise ModelLoadError(f"{path}: cannot be loaded: {type(error).__name__}: {reason_of(error)}") from error
-    return loaded
 
 
 def _check_tensors(path: Path, info: dict[str, Any]) -> None:

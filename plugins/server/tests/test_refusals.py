@@ -71,7 +71,7 @@ def test_the_field_is_named_for_programs(client):
         ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "top_logprobs needs logprobs"),
         ({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}, "tool_choice needs tools"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "x"}]}, "tools[0] must be a function"),
-        ({"messages": [{"role": "user", "content": "x" * 100_000}] * 3}, "the prompt has 300000 characters"),
+        ({"messages": [{"role": "user", "content": "x" * 100_000}] * 3}, "characters, more than fit"),
         (
             {
                 "messages": [{"role": "user", "content": "x"}],
@@ -198,6 +198,48 @@ def test_other_paths_methods_and_models(client):
     assert "'tiny'" in error["message"]
     assert client.get("/v1/models/tiny").json()["id"] == "tiny"
     assert client.get("/v1/models/other").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "told"),
+    [
+        (
+            "POST",
+            "/chat/completions",
+            404,
+            "'/chat/completions' is not served here. Did you mean '/v1/chat/completions'?",
+        ),
+        ("POST", "/v1/v1/completions", 404, "'/v1/v1/completions' is not served here. Did you mean '/v1/completions'?"),
+        ("GET", "/nothing/like/it", 404, "'/nothing/like/it' is not served here."),
+        ("GET", "/v1/completions", 405, "GET is not possible for '/v1/completions'; send POST"),
+        ("DELETE", "/v1/models", 405, "DELETE is not possible for '/v1/models'; send GET"),
+    ],
+)
+def test_a_wrong_path_or_method_is_told_the_right_one(client, method, path, status, told):
+    response = client.request(method, path)
+    assert response.status_code == status
+    assert response.json()["error"]["message"] == told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (b"[" * 50_000 + b"]" * 50_000, "the body is nested too deeply"),
+        (b"9" * 5000, "the body has a number with too many digits"),
+    ],
+)
+def test_json_that_python_does_not_read_is_told_apart(client, value, told):
+    body = b'{"prompt": "x", "extra_args": {"a": ' + value + b"}}"
+    response = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == told
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/tiny"])
+def test_what_can_be_read_answers_head(client, path):
+    response = client.head(path)
+    assert (response.status_code, response.content) == (200, b"")
+    assert int(response.headers["content-length"]) > 10
 
 
 def test_the_server_goes_on_after_all_of_it(client):

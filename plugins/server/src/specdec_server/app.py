@@ -28,6 +28,8 @@ from specdec_server.http.streams import ClientGone
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+Endpoint = Callable[..., Awaitable[Response]]
+
 CLIENT_GONE = 499
 """Status in metrics and logs of a request whose client went away; nobody receives it."""
 
@@ -85,27 +87,37 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
 def _add_status_routes(app: FastAPI, service: Service) -> None:
     metrics_page = status.MetricsPage(service)
 
-    @app.get("/v1/models", response_class=AsciiJSONResponse)
+    def get(path: str) -> Callable[[Endpoint], Endpoint]:
+        """Serve a path to GET and, as HTTP asks, to HEAD, which some load balancers send."""
+
+        def add(endpoint: Endpoint) -> Endpoint:
+            app.add_api_route(path, endpoint, methods=["GET"], response_class=AsciiJSONResponse)
+            app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+            return endpoint
+
+        return add
+
+    @get("/v1/models")
     async def models() -> Response:
         return AsciiJSONResponse(status.models(service))
 
-    @app.get("/v1/models/{name:path}", response_class=AsciiJSONResponse)
+    @get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         return AsciiJSONResponse(status.model(service, service.check_model(name)))
 
-    @app.get("/health", response_class=AsciiJSONResponse)
+    @get("/health")
     async def health() -> Response:
         return status.health(service)
 
-    @app.get("/ready", response_class=AsciiJSONResponse)
+    @get("/ready")
     async def ready() -> Response:
         return status.ready(service)
 
-    @app.get("/version", response_class=AsciiJSONResponse)
+    @get("/version")
     async def version() -> Response:
         return AsciiJSONResponse(status.version())
 
-    @app.get("/metrics", response_class=Response)
+    @get("/metrics")
     async def metrics(request: Request) -> Response:
         return metrics_page(request.headers.get("accept", ""))
 
@@ -122,12 +134,11 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     async def refused(_: Request, error: RequestValidationError) -> Response:
         return body_error(error).response()
 
-    async def http(_: Request, error: HTTPException) -> Response:
-        detail = error.detail if isinstance(error.detail, str) else "the request failed"
-        if isinstance(error.__cause__, UnicodeDecodeError):
-            detail = f"the body is not UTF-8: {error.__cause__.reason} at byte {error.__cause__.start}"
+    paths = sorted(path for route in app.routes if "{" not in (path := getattr(route, "path", "{")))
+
+    async def http(request: Request, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
-        return APIError(error.status_code, detail, headers=headers).response()
+        return APIError(error.status_code, _http_message(request, error, paths), headers=headers).response()
 
     async def gone(_: Request, __: ClientGone) -> Response:
         return Response(status_code=CLIENT_GONE)
@@ -141,6 +152,30 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
+
+
+def _http_message(request: Request, error: HTTPException, paths: list[str]) -> str:
+    """What is wrong with a request as a whole.
+
+    Args:
+        request: the request.
+        error: what the framework says.
+        paths: those that are served.
+    """
+    path, cause = request.url.path, error.__cause__
+    if error.status_code == 404:
+        near = closest(path, paths)
+        return f"{path!r} is not served here.{f' Did you mean {near!r}?' if near else ''}"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return f"{request.method} is not possible for {path!r}; send {allowed}"
+    if isinstance(cause, UnicodeDecodeError):
+        return f"the body is not UTF-8: {cause.reason} at byte {cause.start}"
+    if isinstance(cause, RecursionError):
+        return "the body is nested too deeply"
+    if isinstance(cause, ValueError):  # Python's limit on turning text into integers
+        return "the body has a number with too many digits"
+    return error.detail if isinstance(error.detail, str) else "the request failed"
 
 
 def body_error(error: RequestValidationError) -> APIError:

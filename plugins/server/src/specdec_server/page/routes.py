@@ -26,7 +26,7 @@ def add_page(app: FastAPI) -> None:
         async def give() -> Response:
             return Response(contents[name], media_type=FILES[name], headers=_HEADERS)
 
-        app.add_api_route(path, give, methods=["GET"], include_in_schema=False)
+        app.add_api_route(path, give, methods=["GET", "HEAD"], include_in_schema=False)
 
     add("/", "index.html")
     for name in FILES:

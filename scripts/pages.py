@@ -50,7 +50,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """One line. A bar inside code cannot be escaped so that all readers of Markdown show it: alternatives are parted."""
+    """One line. No escape of a bar inside code is shown alike by all readers of Markdown: alternatives are parted."""
     line = re.sub(r"`([^`]*\|[^`]*)`", lambda match: _alternatives(match[1]), " ".join(text.split()))
     return line.replace("|", "\\|")
 

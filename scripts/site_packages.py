@@ -2,7 +2,7 @@
 
 Pages link as files lie in the workspace, so that they also work where the sources are read. In the site a link to a
 package's README leads to its page, one to the workspace's README to the start page, and one to any other file outside
-docs/ becomes the file's name.
+docs/ becomes the file's name. Blocks of code that name their file (``file=…``) get it as their title.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 FOLDER = "packages"
 _FOLDERS = ("core", "builtin_proposers", "builtin_heads", "plugins")
+_LONG = 42
+"""Characters of code that may break in a table."""
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 
@@ -50,7 +52,18 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Let links lead to pages of the site."""
     del config, files
     uri = page.file.src_uri
-    return rewritten(markdown, _SOURCES.get(uri, DOCS / uri), uri)
+    return titled(rewritten(markdown, _SOURCES.get(uri, DOCS / uri), uri))
+
+
+def titled(markdown: str) -> str:
+    """The text with fences as the site reads them: the file that a block is, or is short for, becomes its title."""
+    return re.sub(r"^(```\w+) (?:file|short)=(\S+)$", r'\1 title="\2"', markdown, flags=re.MULTILINE)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Mark long code, which may break inside a table; short code, such as an option, stays in one line."""
+    del page, config, files
+    return re.sub(rf"<code>([^<]{{{_LONG},}})</code>", r'<code class="long">\1</code>', html)
 
 
 def rewritten(markdown: str, source: Path, uri: str) -> str:

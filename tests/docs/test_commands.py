@@ -144,3 +144,20 @@ def test_links_are_rewritten_for_the_site(monkeypatch: pytest.MonkeyPatch) -> No
     assert site.rewritten(text, readme, "packages/specdec-eagle-llama.md") == (
         "[specdec](../index.md) [e](specdec-eagle.md)\n```\n[x](../../README.md)\n```"
     )
+
+
+def test_blocks_of_code_are_blocks_on_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fence with words that the site does not know is no fence: its code becomes running text."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    site = pytest.importorskip("site_packages", reason="needs mkdocs")
+    known = re.compile(r"```(\w+( title=\"[^\"]+\")?)?")
+    for page in [*ROOT.glob("docs/**/*.md"), *site.PACKAGES]:
+        fences = re.findall(r"^```.*$", site.titled(page.read_text(encoding="utf-8")), re.MULTILINE)
+        assert [fence for fence in fences if not known.fullmatch(fence)] == [], page
+
+
+def test_long_code_may_break_in_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    site = pytest.importorskip("site_packages", reason="needs mkdocs")
+    html = f"<code>--block-size</code> <code>{'x' * 50}</code>"
+    assert site.on_page_content(html, None, None, None) == html.replace("<code>x", '<code class="long">x')

@@ -13,6 +13,7 @@ import pytest
 
 from specdec import hookspecs
 from specdec.registry.loading import spec_names
+from specdec.testing.models import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -41,6 +42,13 @@ def test_each_hook_says_when_it_is_called_and_since_when_it_exists(hook: str) ->
 def test_the_hook_reference_is_what_the_docstrings_say() -> None:
     script = ROOT / "scripts/gen_hook_docs.py"
     assert subprocess.run([sys.executable, script, "--check"], cwd=ROOT).returncode == 0
+
+
+def test_the_page_of_what_runs_names_the_architectures_that_are_tested() -> None:
+    text = (ROOT / "docs/reference/supported.md").read_text(encoding="utf-8")
+    listed = re.search(r"^Tested as targets, by `model_type`: (.*?)\. Others", text, re.M | re.S)
+    assert listed
+    assert tuple(re.findall(r"`(\w+)`", listed[1])) == ARCHITECTURES
 
 
 def test_the_structure_page_names_only_what_is_there() -> None:

@@ -295,6 +295,43 @@ def test_a_wrong_setting_is_told_before_anything_is_loaded(tmp_path, monkeypatch
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("api_key = 's3cret'", "server.api_key = '…' (specdec.toml:3): must be a list of names."),
+        ("api_key = ['s3cret', 5]", "server.api_key = '…' (specdec.toml:3): must be a list of names."),
+        ("api_key = ['s3cret ']", "server.api_key: a key has a character that clients cannot send"),
+        ("api_key = ['s3crét']", "server.api_key: a key has a character that clients cannot send"),
+        ("ssl_certfile = 'none.pem'", "server.ssl_certfile = 'none.pem' cannot be read: no such file or directory"),
+        ("ssl_certfile = 'specdec.toml'", "is no certificate in PEM form whose private key is in the same file"),
+    ],
+)
+def test_keys_and_certificates_are_checked_before_anything_is_loaded_and_not_shown(
+    tmp_path, monkeypatch, capsys, text, told
+):
+    from specdec.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    Path("specdec.toml").write_text(f'model = "nowhere"\n[server]\n{text}\n', encoding="utf-8")
+    assert main(["serve"]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "s3cr" not in error
+
+
+@pytest.mark.parametrize("value", ["", ",", " , "])
+def test_a_variable_for_keys_without_one_does_not_open_the_server(monkeypatch, tmp_path, capsys, value):
+    from specdec.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECDEC_SERVER_API_KEY", value)
+    assert main(["serve", "nowhere"]) == 2
+    assert "SPECDEC_SERVER_API_KEY is set but holds no key" in capsys.readouterr().err
+    if not value:
+        assert main(["serve", "nowhere", "--api-key", "x"]) == 2
+        assert "nowhere" in capsys.readouterr().err
+
+
 def test_other_commands_pass_over_the_servers_table(tmp_path, monkeypatch, capsys):
     from specdec.cli.main import main
 

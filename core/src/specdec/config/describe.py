@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from specdec.config.introspect import leaves
+from specdec.config.introspect import is_secret, leaves
 from specdec.config.load import DEFAULT, setting_paths
 from specdec.config.schema import EngineConfig, SpeculativeConfig
 
@@ -75,11 +75,6 @@ def to_toml(
 def toml_of(values: Mapping[str, Any]) -> str:
     """Nested plain values as the text of a TOML file; those that are None are left out."""
     return "\n".join(_toml_table({key: value for key, value in values.items() if value is not None}, "", None)) + "\n"
-
-
-def is_secret(attribute: attrs.Attribute[Any]) -> bool:
-    """Whether a field's value must not be shown; its metadata say so (``{"secret": True}``)."""
-    return bool(attribute.metadata.get("secret"))
 
 
 def _plain_class(instance: Any) -> dict[str, Any]:

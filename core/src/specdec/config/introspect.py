@@ -99,3 +99,8 @@ def _walk(cls: type, section: str) -> Iterator[Leaf]:
         elif attribute.name != "options":
             doc = field_docs(cls).get(attribute.name, "")
             yield Leaf(join(section, attribute.name), attribute, annotation, doc)
+
+
+def is_secret(attribute: attrs.Attribute[Any]) -> bool:
+    """Whether a field's value must not be shown; its metadata say so (``{"secret": True}``)."""
+    return bool(attribute.metadata.get("secret"))

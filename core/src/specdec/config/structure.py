@@ -23,7 +23,7 @@ from cattrs.errors import (
 )
 from cattrs.gen import make_dict_structure_fn
 
-from specdec.config.introspect import field_docs, field_types, unwrap_optional
+from specdec.config.introspect import field_docs, field_types, is_secret, unwrap_optional
 from specdec.config.problems import (
     InvalidValueError,
     MissingSettingError,
@@ -73,7 +73,16 @@ def structure(cls: type[T], data: Mapping[str, Any], section: str = "", origins:
         if not new:
             break
         problems += new
-    raise together([placed(problem, origins or {}) for problem in problems])
+    fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(cast("type[attrs.AttrsInstance]", cls))
+    secrets = {join(section, attribute.name) for attribute in fields if is_secret(attribute)}
+    raise together([placed(_discreet(problem, secrets), origins or {}) for problem in problems])
+
+
+def _discreet(problem: ConfigError, secrets: set[str]) -> ConfigError:
+    """The problem without the value of a secret, which would stand in logs."""
+    if not isinstance(problem, InvalidValueError) or (problem.path or "").partition("[")[0] not in secrets:
+        return problem
+    return InvalidValueError(str(problem.path), "…", problem.allowed, origin=problem.origin)
 
 
 def _attempt(cls: type[T], data: Mapping[str, Any], section: str) -> tuple[T | None, list[ConfigError]]:

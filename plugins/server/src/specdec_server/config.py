@@ -66,6 +66,12 @@ class ServerConfig:
     """The certificate's private key (PEM)."""
 
     def __attrs_post_init__(self) -> None:
+        if not all(key.isascii() and key.isprintable() and key == key.strip() for key in self.api_key):
+            raise ConfigError(
+                "server.api_key: a key has a character that clients cannot send in a header. Use ASCII letters, digits "
+                "and punctuation, without spaces around them",
+                path="server.api_key",
+            )
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(

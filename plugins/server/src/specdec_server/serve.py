@@ -8,13 +8,16 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 import uvicorn
 
 from specdec.config.flags import read_config, read_table
+from specdec.config.load import variable_name
 from specdec.errors import ConfigError
 from specdec.wording import reason_of
 from specdec_server.api.service import Service
@@ -22,6 +25,7 @@ from specdec_server.app import create_app, read_template
 from specdec_server.config import ServerConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType
 
     from specdec.async_llm import AsyncLLM
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+KEY_VARIABLE = variable_name("server.api_key")
 _POLL_SECONDS = 0.05
 _BACKLOG = 2048
 """Connections that may wait to be taken."""
@@ -39,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     server_config, _ = read_table(arguments, ServerConfig, ServerConfig.SECTION)
     engine_config, _ = read_config(arguments)
     template = read_template(server_config.chat_template)
+    check_keys(server_config, os.environ)
+    check_certificate(server_config)
     listening = listen(server_config)
     from specdec import AsyncLLM
 
@@ -64,6 +71,44 @@ def with_prometheus(config: EngineConfig) -> EngineConfig:
     if "prometheus" in config.stat_loggers:
         return config
     return attrs.evolve(config, stat_loggers=(*config.stat_loggers, "prometheus"))
+
+
+def check_keys(config: ServerConfig, environ: Mapping[str, str]) -> None:
+    """Refuse to be open to all where a key was meant to be set.
+
+    Raises:
+        ConfigError: the variable for keys is there and there is no key.
+    """
+    if KEY_VARIABLE in environ and not config.api_key:
+        raise ConfigError(
+            f"{KEY_VARIABLE} is set but holds no key, so the server would be open to all. Give it a key, or unset it "
+            "if that is meant",
+            path="server.api_key",
+        )
+
+
+def check_certificate(config: ServerConfig) -> None:
+    """Refuse files that HTTPS cannot use.
+
+    Raises:
+        ConfigError: one cannot be read, or they are no certificate with its key.
+    """
+    if config.ssl_certfile is None:
+        return
+    for name in ("ssl_certfile", "ssl_keyfile"):
+        file = getattr(config, name)
+        try:
+            if file is not None:
+                Path(file).read_bytes()
+        except OSError as error:
+            message = f"server.{name} = {file!r} cannot be read: {reason_of(error)}"
+            raise ConfigError(message, path=f"server.{name}") from error
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except (ssl.SSLError, ValueError) as error:
+        place = "server.ssl_keyfile" if config.ssl_keyfile else "the same file"
+        message = f"{config.ssl_certfile!r} is no certificate in PEM form whose private key is in {place}"
+        raise ConfigError(f"server.ssl_certfile = {message}", path="server.ssl_certfile") from error
 
 
 def check_verifier(llm: AsyncLLM, config: ServerConfig) -> None:

@@ -26,6 +26,7 @@ from specdec.testing import (
     use_proposer,
 )
 from specdec.types import Draft, DraftOutcome, Needs, ProposalInput, ProposerCapabilities, RequestInfo
+from specdec_composite import composite as composite_module
 from specdec_composite import member as member_module
 from specdec_composite.composite import CompositeProposer
 from specdec_composite.config import CompositeConfig
@@ -152,7 +153,8 @@ class _Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     made = _Clock()
-    monkeypatch.setattr(member_module, "time", made)
+    for module in (composite_module, member_module):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.target import bridge, passes
 from specdec.target.fused_layer import FusedDecoderLayer
@@ -246,3 +246,33 @@ def test_the_global_random_state_is_left_alone() -> None:
     torch.manual_seed(5)
     subject.fuse()
     assert torch.equal(torch.rand(3), want)
+
+
+@pytest.mark.parametrize("as_tuple", [False, True])
+def test_how_layers_are_called_is_learned_from_one(as_tuple: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec.target import llama_like
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
+
+        def forward(self, hidden: torch.Tensor, *, step: int) -> object:
+            self.count += 1
+            return (hidden + 1,) if as_tuple else hidden + 1
+
+    layers = nn.ModuleList(Layer() for _ in range(3))
+    last = layers[2].forward
+    layers[2].forward = last  # an instance's own stays
+
+    def forward() -> None:
+        hidden = torch.zeros(1, 2, 4)
+        for step, layer in enumerate(layers):
+            hidden = layer(hidden, step=step)
+            hidden = hidden[0] if as_tuple else hidden
+
+    monkeypatch.setattr(llama_like, "_has_structure", lambda layer: True)
+    calls = llama_like._calls(layers, forward)
+    assert [calls[index][1] for index in range(3)] == [{"step": 0}, {"step": 1}, {"step": 2}]
+    assert [layer.count for layer in layers] == ([1, 1, 1] if as_tuple else [1, 0, 0])
+    assert ["forward" in vars(layer) for layer in layers] == [False, False, True]

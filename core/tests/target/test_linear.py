@@ -139,3 +139,23 @@ def test_what_can_be_packed() -> None:
     assert not packable(linear(3, 4, torch.float32))
     assert not packable(linear(4, 3, torch.float16))
     assert not packable(Special(4, 3))
+
+
+def test_weights_at_any_address_of_a_file() -> None:
+    """A safetensors file aligns tensors to no more than their own elements."""
+    memory = torch.randn(33 * 8 + 1).bfloat16()
+    rows = memory[1:].view(33, 8)
+    packed = PackedWeight(rows, None)
+    assert torch.equal(packed.rows(torch.arange(33)), rows)
+
+
+@pytest.mark.parametrize("few", [0, 1 << 30])
+@pytest.mark.parametrize("width", [32, 50])
+def test_packs_alike_in_one_thread_and_in_several(few: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.target.linear._FEW_BYTES", few)
+    gate, up = nn.Linear(6, width), nn.Linear(6, width)
+    packed = PackedWeight.gated(gate, up)
+    columns = packed.panels.view(torch.float32).transpose(1, 2).reshape(-1, 2, 16, 6)
+    for half, linear in enumerate((gate, up)):
+        assert torch.equal(columns[:, half].reshape(-1, 6)[:width], linear.weight)
+        assert not columns[:, half].reshape(-1, 6)[width:].any()

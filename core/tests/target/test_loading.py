@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdec.config import EngineConfig
 from specdec.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from specdec.target.loading import choose_device, load_config, load_model
+from specdec.target.loading import choose_device, load_config, load_model, own_linears
+from specdec.target.model import load_target
 from specdec.testing import tiny_model
 
 
@@ -54,14 +56,26 @@ def test_other_dtypes_of_checkpoints_are_refused(path):
         load(path)
 
 
-def test_weights_do_not_stay_in_the_files(path):
+@pytest.mark.parametrize("fuse", [True, False])
+def test_weights_do_not_stay_in_the_files(path, fuse):
     """Files mapped into memory would stay resident beside fused copies, and change under a running engine."""
-    model = load(path)
-    weight = model.lm_head.weight.clone()
+    target = load_target(EngineConfig(model=str(path), dtype="float32", device="cpu", fuse=fuse))
+    weight = target.model.lm_head.weight.clone()
     with open("/proc/self/maps") as maps:
         assert str(path) not in maps.read()
     (path / "model.safetensors").write_bytes(bytes((path / "model.safetensors").stat().st_size))
-    assert torch.equal(model.lm_head.weight, weight)
+    assert torch.equal(target.model.lm_head.weight, weight)
+
+
+def test_weights_of_linears_are_copied_only_when_they_stay(path):
+    model = load(path)
+    with open("/proc/self/maps") as maps:
+        assert str(path) in maps.read()
+    table = model.model.embed_tokens.weight.data_ptr()
+    own_linears(model)
+    with open("/proc/self/maps") as maps:
+        assert str(path) not in maps.read()
+    assert model.model.embed_tokens.weight.data_ptr() == table
 
 
 def test_tied_weights_stay_tied(tmp_path):

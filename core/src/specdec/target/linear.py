@@ -16,6 +16,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -45,6 +46,8 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 """Element kinds the kernels know."""
 
 GATES = {"silu": SILU, "gelu_tanh": GELU_TANH}
+_FEW_BYTES = 8 << 20
+"""Below this, one thread packs a weight faster than several."""
 _LONG_ROWS, _LONG_BYTES = 64, 64 << 20
 """From this many rows, or bytes of weights, on a product takes long enough to let other Python threads run."""
 
@@ -64,22 +67,22 @@ class PackedWeight:
     """The weights of one or several linears with the same input, packed as panels of 32 columns
     (`specdec.cpu.tiles`)."""
 
-    def __init__(self, rows: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, rows: Tensor, bias: Tensor | None, *, gated_by: Tensor | None = None) -> None:
         """Pack a weight.
 
         Args:
             rows: [out_features, in_features], float32 or bfloat16, in_features even.
-            bias: [out_features] or None.
+            bias: [out_features] or None; with a gate [2 * out_features], as in the panels.
+            gated_by: [out_features, in_features], of which each panel then has 16 rows beside 16 of ``rows``.
         """
-        self.out_features, self.in_features = rows.shape
+        parts = [rows] if gated_by is None else [gated_by, rows]
+        width, self.in_features = PANEL // len(parts), rows.shape[1]
+        self.num_panels = -(-rows.shape[0] // width)
+        self.out_features = rows.shape[0] if gated_by is None else self.num_panels * PANEL
         self.dtype = rows.dtype
-        self.num_panels = -(-self.out_features // PANEL)
-        as_words = rows.detach().contiguous().view(torch.int32)
-        panels = zeros((self.num_panels, as_words.shape[1], PANEL), torch.int32)
-        whole = self.out_features // PANEL
-        panels[:whole] = as_words[: whole * PANEL].view(whole, PANEL, as_words.shape[1]).transpose(1, 2)
-        if whole < self.num_panels:
-            panels[whole, :, : self.out_features % PANEL] = as_words[whole * PANEL :].t()
+        panels = zeros((self.num_panels, self.in_features * rows.element_size() // 4, PANEL), torch.int32)
+        for part, columns in zip(parts, panels.split(width, dim=2), strict=True):
+            _pack(_as_words(part.detach()), columns)
         self.panels = panels
         """int32 [panels, in_features (bfloat16: / 2), 32]: float32 values, or bfloat16 values of neighbouring
         inputs."""
@@ -118,17 +121,12 @@ class PackedWeight:
     @staticmethod
     def gated(gate: nn.Linear, up: nn.Linear) -> PackedWeight:
         """Pack a gate and an up projection so that each panel holds 16 columns of either."""
-        width = gate.out_features
-        padding = -width % LANES
-
-        def mixed(first: Tensor, second: Tensor) -> Tensor:
-            both = [nn.functional.pad(t.detach(), (0, 0) * (t.dim() - 1) + (0, padding)) for t in (first, second)]
-            return torch.stack([t.unflatten(0, (-1, LANES)) for t in both], dim=1).flatten(0, 2)
-
         bias = None
         if any(linear.bias is not None for linear in (gate, up)):
-            bias = mixed(bias_or_zeros(gate), bias_or_zeros(up))
-        return PackedWeight(mixed(gate.weight, up.weight), bias)
+            padding = -gate.out_features % LANES
+            halves = [nn.functional.pad(bias_or_zeros(linear).detach(), (0, padding)) for linear in (gate, up)]
+            bias = torch.stack([half.unflatten(0, (-1, LANES)) for half in halves], dim=1).flatten()
+        return PackedWeight(up.weight, bias, gated_by=gate.weight)
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows of the original weight.
@@ -153,6 +151,31 @@ class PackedWeight:
         if block[Gather.OUTSIDE]:
             raise IndexError(f"{block[Gather.OUTSIDE]} of the indices are not rows 0 to {self.out_features - 1}")
         return out
+
+
+def _as_words(rows: Tensor) -> Tensor:
+    """The same memory as int32 where it may be read so, else a copy's: files may hold tensors at any even address."""
+    rows = rows.contiguous()
+    if rows.data_ptr() % 4 or rows.storage_offset() * rows.element_size() % 4:
+        rows = rows.clone()
+    return rows.view(torch.int32)
+
+
+def _pack(rows: Tensor, columns: Tensor) -> None:
+    """Write int32 rows [N, W] as the columns of panels [P, W, columns each]; what N leaves of the last is not written.
+
+    NumPy copies in one thread, without the time that it takes to start several, which for a layer of a small model is
+    most of it.
+    """
+    width = columns.shape[2]
+    whole, rest = divmod(rows.shape[0], width)
+    target, source = columns[:whole], rows[: whole * width].view(whole, width, rows.shape[1]).transpose(1, 2)
+    if source.nbytes < _FEW_BYTES:
+        np.copyto(target.numpy(), source.numpy())
+    else:
+        target.copy_(source)
+    if rest:
+        columns[whole, :, :rest] = rows[whole * width :].t()
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from attrs import evolve
 
 from specdec.target.compare import noise
@@ -51,21 +52,35 @@ def fuse_layers(layers: nn.ModuleList, forward: Callable[[], Any]) -> int:
 
 
 def _calls(layers: nn.ModuleList, forward: Callable[[], Any]) -> dict[int, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """How the model calls each of its layers."""
+    """How the model calls each of its layers; those that may be replaced compute nothing meanwhile, if tensors are what
+    they return."""
     calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    returns_tensor = False
 
-    def note(index: int) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def noting(index: int, layer: nn.Module) -> Callable[..., Any]:
+        compute, may_skip = layer.forward, _has_structure(layer)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal returns_tensor
             calls[index] = (args, kwargs)
+            if may_skip and returns_tensor:
+                return args[0] if args else kwargs["hidden_states"]
+            result = compute(*args, **kwargs)
+            returns_tensor |= may_skip and isinstance(result, torch.Tensor)
+            return result
 
-        return hook
+        return noted
 
-    handles = [layer.register_forward_pre_hook(note(i), with_kwargs=True) for i, layer in enumerate(layers)]
+    own = [vars(layer).get("forward") for layer in layers]
+    for index, layer in enumerate(layers):
+        layer.forward = noting(index, layer)
     try:
         forward()
     finally:
-        for handle in handles:
-            handle.remove()
+        for layer, before in zip(layers, own, strict=True):
+            del layer.forward
+            if before is not None:
+                layer.forward = before
     return calls
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from specdec.errors import ConfigError, ModelLoadError, SpecdecError, UnsupportedModelError
 from specdec.target.importing import import_transformers, without_symbols
@@ -16,10 +17,10 @@ from specdec.target.support import architecture_reasons, refuse
 from specdec.wording import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from torch import nn
+    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,8 @@ def load_model(
 ) -> nn.Module:
     """Load the weights of a causal language model, or of the class that holds one among other modalities.
 
-    The model is in evaluation mode, without gradients, and owns its memory: nothing refers to the checkpoint's files.
+    The model is in evaluation mode, without gradients. On the CPU it owns its memory except for the weights of linears,
+    which may lie in the mapped files until `own_linears` copies those that have not been replaced.
 
     Args:
         name: as the user named the model, for messages.
@@ -105,7 +107,7 @@ def load_model(
         model, info = _from_pretrained(auto_class, path, dtype, trust_remote_code)
     _check_tensors(path, info)
     model.eval().requires_grad_(False)
-    _own_memory(model, device)
+    _own_memory(model)
     if model.dtype not in DTYPES.values():
         supported = ", ".join(DTYPES)
         raise ModelLoadError(f"{path}: its weights are {model.dtype}; set dtype to one of {supported}")
@@ -210,12 +212,28 @@ def _check_tensors(path: Path, info: dict[str, Any]) -> None:
         )
 
 
-def _own_memory(model: nn.Module, device: torch.device) -> None:
-    """Copy tensors out of memory-mapped files, so that the files' pages do not stay resident beside fused copies."""
-    if device.type != "cpu":
-        return
-    for tensor in [*model.parameters(), *model.buffers()]:
-        tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
+def _own_memory(model: nn.Module) -> None:
+    """Copy tensors out of memory-mapped files, all but the weights of linears: nearly all of those are replaced by
+    packed copies."""
+    linears = {id(weight) for weight in _linear_weights(model)}
+    _copy(tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in linears)
+
+
+def own_linears(model: nn.Module) -> None:
+    """Copy the weights of linears too, so that the files' pages do not stay resident, nor change under an engine."""
+    _copy(_linear_weights(model))
+
+
+def _linear_weights(model: nn.Module) -> list[Tensor]:
+    """Each once, also where linears share it."""
+    weights = (module.weight for module in model.modules() if type(module) is nn.Linear)
+    return list({id(weight): weight for weight in weights if weight is not None}.values())
+
+
+def _copy(tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
 
 @contextmanager
@@ -252,4 +270,5 @@ __all__ = [
     "choose_device",
     "load_config",
     "load_model",
+    "own_linears",
 ]

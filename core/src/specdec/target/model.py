@@ -24,7 +24,7 @@ from specdec.target.cache import cache_root
 from specdec.target.compiler import without_compiler
 from specdec.target.forward import Forward, ModuleForward, StackForward, check_taps
 from specdec.target.gguf import converted
-from specdec.target.loading import GGUF_DTYPE, choose_device, load_config, load_model
+from specdec.target.loading import GGUF_DTYPE, choose_device, load_config, load_model, own_linears
 from specdec.target.parts import ModelParts, text_part
 from specdec.target.passed import Passed
 from specdec.target.resolve import resolve_model
@@ -70,12 +70,16 @@ class FoundTarget:
 @contextmanager
 def _without_collections() -> Iterator[None]:
     """Let no garbage collector run: what importing and loading make is nearly all kept, so a dozen rounds through it
-    would find nothing."""
-    enabled = gc.isenabled()
+    would find nothing. A collection that is asked for does not look at what was there before."""
+    enabled, may_freeze = gc.isenabled(), not gc.get_freeze_count()  # the user's own frozen objects stay so
     gc.disable()
+    if may_freeze:
+        gc.freeze()
     try:
         yield
     finally:
+        if may_freeze:
+            gc.unfreeze()
         if enabled:
             gc.enable()
 
@@ -136,6 +140,7 @@ def load_target(config: EngineConfig, found: FoundTarget | None = None) -> Targe
         fuse=config.fuse,
         cache=cache_root(config.cache_dir),
     )
+    own_linears(target.model)
     _give_back_memory()
     return target
 

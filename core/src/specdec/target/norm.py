@@ -84,10 +84,12 @@ def fast_norm(module: nn.Module) -> FastNorm | None:
     weight, eps = found
     sample = noise(8, weight.numel(), like=weight)
     expected = module(sample)
-    candidates = [
-        FastNorm(NormWeight(factor, eps, rounds_first=rounds_first), weight)
-        for factor in (weight, 1.0 + weight.float())
-        for rounds_first in (True, False)
-    ]
-    error, best = min(((relative_error(c(sample), expected), i) for i, c in enumerate(candidates)))
-    return candidates[best] if error <= TOLERANCE[weight.dtype] else None
+    best, error = None, float("inf")
+    for factor, rounds_first in ((f, r) for f in (weight, 1.0 + weight.float()) for r in (True, False)):
+        candidate = FastNorm(NormWeight(factor, eps, rounds_first=rounds_first), weight)
+        its_error = relative_error(candidate(sample), expected)
+        if its_error < error:
+            best, error = candidate, its_error
+        if error == 0.0:
+            break
+    return best if error <= TOLERANCE[weight.dtype] else None

@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from specdec.registry.catalogue import CHECKPOINTS, DISTRIBUTIONS, GROUPS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -90,3 +92,16 @@ def _imported(path: Path) -> set[str]:
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return {name.partition(".")[0] for name in names}
+
+
+def test_what_messages_tell_to_install_is_here_and_brings_the_name() -> None:
+    """A name that no member offers would send users to a package of nobody, or of somebody else."""
+    named = {(kind, name): dist for kind, names in DISTRIBUTIONS.items() for name, dist in names.items()}
+    offered: dict[tuple[str, str], str] = {}
+    for file in [ROOT / "core/pyproject.toml", *ROOT.glob("*/*/pyproject.toml")]:
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        for group, points in project.get("entry-points", {}).items():
+            if group in GROUPS:
+                offered |= {(GROUPS[group].name, name): project["name"] for name in points}
+    assert named == offered
+    assert {name for _, name in CHECKPOINTS} <= set(DISTRIBUTIONS["proposer"])

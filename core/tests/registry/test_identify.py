@@ -102,6 +102,7 @@ def test_the_folder_name_says_nothing(toys: Toys, tmp_path: Path, folder: str) -
     with pytest.raises(PluginNotFoundError) as caught:
         Registry().identify(_checkpoint(tmp_path, {"model_type": "llama"}, folder))
     assert caught.value.suggestion is None
+    assert " (model_type: llama). Set speculative.method. Installed proposers: " in str(caught.value)
 
 
 def test_nothing_fits_and_something_is_known(toys: Toys, tmp_path: Path) -> None:

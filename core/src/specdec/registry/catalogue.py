@@ -127,14 +127,12 @@ _EAGLE3_LLAMA = (*_EAGLE_LLAMA, "gpt_oss", "llama4_text", "minimax_m2", "mistral
 DISTRIBUTIONS: dict[str, dict[str, str]] = {
     "proposer": {
         "composite": "specdec-composite",
-        "dflash": "specdec-dflash",
         "draft_model": "specdec-draft-model",
         "eagle": "specdec-eagle",
         "eagle3": "specdec-eagle",
         "extract_hidden_states": "specdec-extract-hidden-states",
         "medusa": "specdec-medusa",
         "mlp_speculator": "specdec-mlp-speculator",
-        "mtp": "specdec-mtp",
         "ngram": "specdec-ngram",
         "ngram_gpu": "specdec-ngram",
         "suffix": "specdec-suffix",
@@ -153,8 +151,6 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "eagle.mistral4": "specdec-eagle-mistral-large-3",
         "eagle.mistral_large_3": "specdec-eagle-mistral-large-3",
         "eagle.ministral3": "specdec-eagle-mistral",
-        "mtp.deepseek_v3": "specdec-mtp-deepseek",
-        "mtp.glm4_moe": "specdec-mtp-glm4-moe",
     },
     "verifier": {
         "block": "specdec-verify-block",
@@ -195,10 +191,8 @@ CHECKPOINTS: tuple[tuple[dict[str, object], str], ...] = (
     ({"model_type": "medusa"}, "medusa"),
     ({"medusa_num_heads": "*"}, "medusa"),
     ({"model_type": "mlp_speculator"}, "mlp_speculator"),
-    ({"architectures": "*DFlash*"}, "dflash"),
     ({"architectures": "*Eagle3*"}, "eagle3"),
     ({"model_type": "eagle"}, "eagle"),
     ({"speculators_model_type": ["eagle3", "peagle"]}, "eagle3"),
-    ({"num_nextn_predict_layers": "*"}, "mtp"),
 )
 """Patterns of a checkpoint's ``config.json``, as in `specdec.registry.markers` -> the proposer to suggest."""

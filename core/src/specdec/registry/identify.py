@@ -172,8 +172,9 @@ def _none(
         text += " " + "; ".join(obstacles).rstrip(".") + "."
     elif suggestion:
         text += f" It looks like one for {suggestion!r}: pip install {install}."
+    remedy = "Otherwise set" if obstacles or suggestion else "Set"
     return PluginNotFoundError(
-        f"{text} Otherwise set speculative.method. {installed_names('proposer', registry.entries())}",
+        f"{text} {remedy} speculative.method. {installed_names('proposer', registry.entries())}",
         kind="proposer",
         suggestion=suggestion,
         install=install,

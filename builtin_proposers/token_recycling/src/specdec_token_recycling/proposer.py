@@ -71,20 +71,15 @@ class TokenRecyclingProposer(Proposer):
 
     def _learn(self, computed: ComputedStep) -> None:
         batch, logits = computed.batch, computed.target.logits
-        token_ids = batch.input_ids.numpy(force=True)
-        rows = batch.logits_indices.numpy(force=True)
-        if len(rows) < len(token_ids):
-            self._learn_prompts(computed, rows)
-        if len(rows):
+        if len(batch.logits_indices) < len(batch.input_ids):
+            self._learn_texts(computed)
+        if len(batch.logits_indices):
+            token_ids = batch.input_ids[batch.logits_indices]
             likeliest = first_tokens(logits, self._table.width)
-            self._table.learn(token_ids[rows], likeliest.numpy(force=True))
+            self._table.learn(token_ids.numpy(force=True), likeliest.numpy(force=True))
 
-    def _learn_prompts(self, computed: ComputedStep, rows: np.ndarray) -> None:
-        """Learn what follows the tokens of texts that were computed without logits."""
-        has_logits = np.zeros(len(computed.batch.input_ids), dtype=bool)
-        has_logits[rows] = True
+    def _learn_texts(self, computed: ComputedStep) -> None:
+        """Learn what follows each token of a step with prompts. What the logits of some of them say comes after it."""
         for r, text in enumerate(computed.token_ids):
-            kept = computed.kept[computed.kept_start[r] : computed.kept_start[r + 1]]
-            run = text[computed.first_position[r] :][: len(kept) + 1]
-            known = ~has_logits[kept[: len(run) - 1]]
-            self._table.learn_followers(run[:-1][known], run[1:][known])
+            run = text[computed.first_position[r] : computed.num_computed[r] + 1]
+            self._table.learn_followers(run[:-1], run[1:])

@@ -40,6 +40,11 @@ class DraftLengthError(ConfigError):
 class InvalidRequestError(SpecdecError):
     """A prompt or its sampling parameters cannot be served; the engine goes on."""
 
+    def __init__(self, message: str, *, option: str | None = None) -> None:
+        super().__init__(message)
+        self.option = option
+        """The parameter at fault, where it is one."""
+
 
 class CapacityError(SpecdecError):
     """A limit of the engine is too small for what was asked (KV cache, queue, model length)."""

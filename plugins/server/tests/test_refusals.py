@@ -62,6 +62,26 @@ def test_the_field_is_named_for_programs(client):
 
 
 @pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        ("temperature", {"temperature": -1}),
+        ("top_p", {"top_p": 0}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("min_tokens", {"min_tokens": 20, "max_tokens": 10}),
+        ("n", {"n": 2, "temperature": 0}),
+        ("stop", {"stop": ""}),
+        ("logit_bias", {"logit_bias": {"999999": 1}}),
+        ("logit_bias", {"logit_bias": {"x": 1}}),
+        ("allowed_token_ids", {"allowed_token_ids": []}),
+        ("stop_token_ids", {"stop_token_ids": [-1]}),
+        ("structured_outputs", {"structured_outputs": {"regex": ""}}),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_told_by_its_field(client, param, body):
+    assert refused(client, "/v1/completions", 400, prompt="x", **body)["param"] == param
+
+
+@pytest.mark.parametrize(
     ("body", "told"),
     [
         ({"messages": []}, "messages is empty"),

@@ -26,7 +26,7 @@ TokenSequences = tuple[tuple[int, ...], ...]
 
 
 def _fail(name: str, value: object, right: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} is {shown(value)}; it must be {right}.")
+    return InvalidRequestError(f"{name} is {shown(value)}; it must be {right}.", option=name.partition("[")[0])
 
 
 def _integer(name: str, value: Any, low: int, right: str) -> None:
@@ -250,11 +250,13 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}); "
-                "raise max_tokens or lower min_tokens."
+                "raise max_tokens or lower min_tokens.",
+                option="min_tokens",
             )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError(
-                "allowed_token_ids is empty, so no token could be chosen; give an id, or leave it out to allow all."
+                "allowed_token_ids is empty, so no token could be chosen; give an id, or leave it out to allow all.",
+                option="allowed_token_ids",
             )
         if self.stop and not self.detokenize:
             raise InvalidRequestError(
@@ -263,7 +265,8 @@ class SamplingParams:
         if self.greedy and self.n > 1:
             raise InvalidRequestError(
                 f"n is {self.n} at temperature {self.temperature}: all outputs would be equal; "
-                "set n=1 or a temperature above 0."
+                "set n=1 or a temperature above 0.",
+                option="n",
             )
 
     @property
@@ -290,14 +293,16 @@ class SamplingParams:
         if self.min_tokens >= max_model_len:
             raise InvalidRequestError(
                 f"min_tokens is {self.min_tokens}, but prompt and output together have at most "
-                f"{max_model_len} tokens (max_model_len)."
+                f"{max_model_len} tokens (max_model_len).",
+                option="min_tokens",
             )
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None and value > vocab_size:
                 raise _fail(name, value, f"at most the vocabulary's size, {vocab_size}")
         if tokenizer is None and (self.stop or self.bad_words):
             name = "stop" if self.stop else "bad_words"
-            raise InvalidRequestError(f"{name} needs a tokenizer, and this model was loaded without one.")
+            message = f"{name} needs a tokenizer, and this model was loaded without one."
+            raise InvalidRequestError(message, option=name)
         if not self.bad_words:
             return self
         sequences = tuple(s for word in self.bad_words for s in _tokenize_bad_word(word, tokenizer))
@@ -316,7 +321,8 @@ class SamplingParams:
             if outside:
                 shown = ", ".join(map(str, outside[:5])) + (", …" if len(outside) > 5 else "")
                 raise InvalidRequestError(
-                    f"{name} has token ids outside the vocabulary: {shown}; ids go from 0 to {vocab_size - 1}."
+                    f"{name} has token ids outside the vocabulary: {shown}; ids go from 0 to {vocab_size - 1}.",
+                    option=name,
                 )
 
 

@@ -131,7 +131,8 @@ class StructuredOutputsParams:
 
 
 def _wrong(name: str, value: object, right: str) -> InvalidRequestError:
-    return InvalidRequestError(f"structured_outputs.{name} is {shown(value)}; it must be {right}.")
+    message = f"structured_outputs.{name} is {shown(value)}; it must be {right}."
+    return InvalidRequestError(message, option="structured_outputs")
 
 
 def _schema(value: Any) -> str:

@@ -78,7 +78,7 @@ def as_api_error(error: Exception, retry_after: int) -> APIError:
     if isinstance(error, APIError):
         return error
     if isinstance(error, InvalidRequestError):
-        return invalid(str(error))
+        return invalid(str(error), error.option)
     if isinstance(error, CapacityError):
         return APIError(429, str(error), code="queue_full", headers=wait)
     if isinstance(error, EngineDeadError):

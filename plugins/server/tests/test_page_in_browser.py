@@ -185,6 +185,47 @@ def test_on_a_phone_nothing_is_cut_off(running, browse):
     browse(steps)
 
 
+MARKUP = "<img src=x onerror='window.run = 1'><script>window.run = 2</script>"
+
+
+def test_any_text_is_shown_as_it_is(running, browse):
+    """Markup stays text, what is written from the right stands there, and a long message shows whole while typed."""
+
+    async def steps(browser: Browser) -> None:
+        await browser.open(running.url + "/")
+        assert await browser.run("at('numbers').closest('section').getClientRects().length") == 0  # nothing to say yet
+        await browser.run("at('prompt').focus(), window.low = at('prompt').offsetHeight")
+        await browser.type("\u05e9\u05dc\u05d5\u05dd\n" + MARKUP + "\none line more" * 5)
+        assert (
+            await browser.run("at('prompt').offsetHeight > 2 * low && getComputedStyle(at('prompt')).direction")
+            == "rtl"
+        )
+        await browser.press("Enter")
+        await answered(browser)
+        assert MARKUP in await browser.run("document.querySelector('.message.user').textContent")
+        assert await browser.run("document.querySelectorAll('#messages :is(img, script)').length") == 0
+        assert await browser.run("window.run ?? 0") == 0
+        assert await browser.run("getComputedStyle(document.querySelector('.message.user > div')).direction") == "rtl"
+        assert (
+            await browser.run("getComputedStyle(document.querySelector('.message.assistant > div')).direction") == "ltr"
+        )
+        assert await browser.run("at('numbers').closest('section').getClientRects().length") == 1
+
+    browse(steps)
+
+
+def test_a_key_that_no_header_can_hold_is_told_as_such(running, browse):
+    async def steps(browser: Browser) -> None:
+        await browser.open(running.url + "/")
+        await browser.wait("at('model').textContent.includes('tiny')")
+        await browser.run("at('settings-button').click(), at('key').focus()")
+        await browser.type("\u043a\u043b\u044e\u0447")
+        await browser.run("at('prompt').focus()")
+        await browser.wait("at('error').textContent.includes('a character that no key has')")
+
+    browse(steps)
+
+
 def test_errors_are_told(model, serving, browse):
     """A wrong key, a full queue, a server that is gone: in words, as an alert, and the question is not lost."""
     slow = use_proposer(SlowProposer(WrongProposer(5), 0.05))

@@ -18,6 +18,7 @@ function make(tag, className, text) {
 // --- the server ------------------------------------------------------------------------------------
 
 const GONE = "The server does not answer. Is it still running?";
+const NO_KEY = "The API key has a character that no key has: is the keyboard set to another language?";
 const CUT = "The connection to the server broke before the answer was complete.";
 
 function headers() {
@@ -36,7 +37,12 @@ function body(messages, plain) {
   };
 }
 
+function failure(message, status) {
+  return Object.assign(new Error(message), { status });
+}
+
 async function ask(path, options) {
+  if (/[^ -~]/.test(at("key").value)) throw failure(NO_KEY, 401); // headers cannot hold it
   let response;
   try {
     response = await fetch(path, { headers: headers(), ...options });
@@ -51,9 +57,7 @@ async function ask(path, options) {
     // something in between answered, and not in the API's form
   }
   const wait = response.headers.get("Retry-After");
-  const error = new Error(wait ? `${message} (try again in ${wait} s)` : message);
-  error.status = response.status;
-  throw error;
+  throw failure(wait ? `${message} (try again in ${wait} s)` : message, response.status);
 }
 
 async function* events(response) {
@@ -206,7 +210,9 @@ function addMessage(role, text) {
   at("welcome").hidden = true;
   const message = make("article", `message ${role}`);
   message.setAttribute("aria-label", role === "user" ? "You" : "Model");
-  message.append(make("div", "", text));
+  const content = make("div", "", text);
+  content.dir = "auto"; // Arabic and Hebrew begin at the right
+  message.append(content);
   at("messages").append(message);
   toEnd();
   return message;

@@ -9,7 +9,8 @@ from typing import Any
 
 from pages import code, head, members, prose, table, write_or_check
 
-from specdec.cli.main import COMMANDS, build_parser
+from specdec.cli.commands import COMMANDS
+from specdec.cli.main import build_parser
 from specdec.registry import Registry
 
 LEAD = """\

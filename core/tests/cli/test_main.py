@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
-from specdec.cli.main import COMMANDS, build_parser, main
+from specdec.cli.commands import COMMANDS
+from specdec.cli.main import build_list, build_parser, main
 from specdec.errors import ModelNotFoundError
+from specdec.version import __version__
 
 
 def test_help_lists_all_commands_with_examples(cli):
@@ -36,8 +38,6 @@ def test_no_arguments_show_help(cli):
 
 
 def test_version(cli):
-    from specdec.version import __version__
-
     assert cli("--version")[:2] == (0, f"specdec {__version__}\n")
 
 
@@ -266,3 +266,36 @@ def test_advice_for_vllms_options_names_no_method():
 
     words = set(re.findall(r"\w+", " ".join((*ADVICE, *ADVICE.values()))))
     assert not words & set(DISTRIBUTIONS["proposer"])
+
+
+def test_the_list_of_commands_says_what_their_parsers_say():
+    assert build_list().format_help() == build_parser(None).format_help()
+
+
+def test_the_version_is_told_before_parsers_are_made(tmp_path):
+    code = (
+        "import sys; sys.argv = ['specdec', '--version']; from specdec.cli.entry import main; main();"
+        "sys.exit(str(sorted({'argparse', 'attrs', 'specdec.cli.main', 'specdec.registry'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"specdec {__version__}\n", "[]\n")
+
+
+def test_help_makes_no_parsers_of_built_in_commands(tmp_path):
+    modules = {command.module for command in COMMANDS.values()}
+    code = (
+        "import sys; from specdec.cli.main import main; main(['--help']);"
+        f"sys.exit(str(sorted({modules} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "[]\n"
+
+
+def test_listing_plugins_imports_nothing_heavy(tmp_path):
+    heavy = {"torch", "transformers", "numba", "numpy", "safetensors", "huggingface_hub"}
+    code = (
+        "import sys; from specdec.cli.main import main; main(['plugins']);"
+        f"sys.exit(str(sorted({heavy} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "[]\n"

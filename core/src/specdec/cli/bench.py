@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specdec.cli import measuring
+from specdec.cli.commands import COMMANDS
 from specdec.cli.parser import Subparsers, UsageError, add_command
 from specdec.cli.prompts import Prompt, bundled_sets, read_set
 from specdec.config import SpeculativeConfig, structure, to_dict
@@ -40,7 +41,7 @@ def add_parser(commands: Subparsers[Any]) -> None:
     parser = add_command(
         commands,
         "bench",
-        summary="measure decoding with and without speculation",
+        summary=COMMANDS["bench"].summary,
         description="Run the same prompts with and without speculation, taking turns in one process, and compare the "
         "medians.\nPrefix caching is off unless it is set, because later rounds would find all prompts in the cache.",
         examples=EXAMPLES,

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli import engines
+from specdec.cli.commands import COMMANDS
 from specdec.cli.parser import Subparsers, add_command
 from specdec.cli.sampling import add_sampling_flags, read_sampling
 from specdec.config.flags import add_config_flags, add_model_argument, read_config
@@ -42,7 +43,7 @@ Ctrl-C           stop the answer; at the prompt: leave"""
 NOT_SHOWN = ("n", "logprobs", "prompt_logprobs", "detokenize")
 """Sampling parameters for what a conversation does not show: more than one answer, probabilities, token ids."""
 
-COMMANDS = ("/reset", "/stats", "/show-accepted", "/help", "/exit", "/quit")
+WORDS = ("/reset", "/stats", "/show-accepted", "/help", "/exit", "/quit")
 
 
 def add_parser(commands: Subparsers[Any]) -> None:
@@ -50,7 +51,7 @@ def add_parser(commands: Subparsers[Any]) -> None:
     parser = add_command(
         commands,
         "chat",
-        summary="talk to a model",
+        summary=COMMANDS["chat"].summary,
         description=f"Talk to a model; answers appear while they are made. Commands during the talk:\n\n{HELP}",
         examples=EXAMPLES,
         usage="specdec chat [options] [MODEL]",
@@ -135,7 +136,7 @@ class Conversation:
             self.marks = not self.marks
             self._show_legend() if self.marks else self._console.print("No marks.", style="dim")
         else:
-            near = closest(line, COMMANDS)
+            near = closest(line, WORDS)
             unknown = "" if line == "/help" else f"Unknown command {line}." + (f" Did you mean {near}?" if near else "")
             self._console.print(f"{unknown}\n{HELP}".strip(), style="dim", markup=False)
         return True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from specdec.cli.commands import COMMANDS
 from specdec.cli.parser import Subparsers, add_command
 from specdec.config import describe, to_dict, to_toml
 from specdec.config.flags import add_config_flags, add_model_argument, add_table_flags, read_config, read_table
@@ -36,7 +37,7 @@ def add_parser(commands: Subparsers[Any]) -> None:
     parser = add_command(
         commands,
         "config",
-        summary="show every setting and where its value comes from",
+        summary=COMMANDS["config"].summary,
         description="Check the configuration and print every setting with its value and origin: the default, a line of "
         "a file, an\nenvironment variable, or an option. Nothing is loaded but the options of the selected method. "
         "Tables of commands,\nsuch as [server], are checked when the command is installed.",

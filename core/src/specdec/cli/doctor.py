@@ -15,6 +15,7 @@ import attrs
 from specdec.cli import diagnosis, measuring
 from specdec.cli.bench import check_writable, fair, read_prompts
 from specdec.cli.bench import count as positive
+from specdec.cli.commands import COMMANDS
 from specdec.cli.parser import Subparsers, UsageError, add_command
 from specdec.cli.prompts import bundled_sets
 from specdec.config import SpeculativeConfig, structure
@@ -42,7 +43,7 @@ def add_parser(commands: Subparsers[Any]) -> None:
     parser = add_command(
         commands,
         "doctor",
-        summary="find out whether speculation pays here, and with which method",
+        summary=COMMANDS["doctor"].summary,
         description="Measure step time by number of rows, draft time and acceptance of each method on your model, "
         "prompts\nand machine; predict the speed-up, measure it, and recommend a method and k, or say why speculation "
         "does not pay.",

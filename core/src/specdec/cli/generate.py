@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli import engines
+from specdec.cli.commands import COMMANDS
 from specdec.cli.console import harmless, make_console
 from specdec.cli.parser import Subparsers, add_command
 from specdec.cli.prompts import Prompt, from_arguments
@@ -38,7 +39,7 @@ def add_parser(commands: Subparsers[Any]) -> None:
     parser = add_command(
         commands,
         "generate",
-        summary="complete prompts, or answer them with --chat",
+        summary=COMMANDS["generate"].summary,
         description="Generate text for one or many prompts. Text goes to standard output, all else to standard error.",
         examples=EXAMPLES,
         usage="specdec generate [options] [PROMPT ...]",

@@ -11,22 +11,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from specdec.cli.parser import Parser, UsageError
+from specdec.cli.commands import COMMANDS
+from specdec.cli.parser import Listed, Parser, UsageError
 from specdec.config.problems import closest
 from specdec.errors import SpecdecError
 from specdec.version import __version__
 from specdec.wording import reason_of
-
-COMMANDS = {
-    "generate": "specdec.cli.generate",
-    "chat": "specdec.cli.chat",
-    "bench": "specdec.cli.bench",
-    "doctor": "specdec.cli.doctor",
-    "config": "specdec.cli.config",
-    "plugins": "specdec.cli.plugins",
-    "new-plugin": "specdec.cli.new_plugin",
-}
-"""The built-in subcommands and the modules whose ``add_parser`` adds them."""
 
 DESCRIPTION = """\
 Run language models with speculative decoding: a cheap proposer guesses several tokens, the model checks them in
@@ -92,7 +82,7 @@ def run(argv: list[str]) -> int:
     """Parse and run; mistakes are raised."""
     command = typed_command(argv)
     argv, command = join_words(argv, command)
-    parser = build_parser(command)
+    parser = build_list() if command is None else build_parser(command)
     try:
         arguments = parser.parse_args(argv)
     except SystemExit as stop:  # --help and --version
@@ -138,26 +128,43 @@ def build_parser(command: str | None) -> Parser:
     Raises:
         UsageError: there is no such command.
     """
-    parser = Parser(prog="specdec", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("--version", action="version", version=f"specdec {__version__}")
-    parser.add_argument("-v", "--verbose", action="store_true", help="log what the engine does (before the command)")
-    parser.set_defaults(command=None)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
+    parser, commands = _without_commands(Parser)
     if command is None:
         add_all(commands)
     elif command in COMMANDS:
-        importlib.import_module(COMMANDS[command]).add_parser(commands)
+        importlib.import_module(COMMANDS[command].module).add_parser(commands)
     else:
         add_from_plugin(commands, command)
     return parser
 
 
-def add_all(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add every subcommand, those of plugins too; for the list in ``specdec --help``."""
+def build_list() -> Parser:
+    """The parser for ``specdec --help``: every subcommand has its line there, and no arguments."""
     from specdec.registry import Registry
 
-    for module in COMMANDS.values():
-        importlib.import_module(module).add_parser(commands)
+    parser, commands = _without_commands(Listed)
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.summary)
+    Registry().add_commands(commands)
+    return parser
+
+
+def _without_commands(parser_class: type[Parser]) -> tuple[Parser, argparse._SubParsersAction[Any]]:
+    """The parser of ``specdec`` itself, and what subcommands are added to."""
+    parser = Parser(prog="specdec", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument("--version", action="version", version=f"specdec {__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log what the engine does (before the command)")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=parser_class)
+    return parser, commands
+
+
+def add_all(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add every subcommand, those of plugins too."""
+    from specdec.registry import Registry
+
+    for command in COMMANDS.values():
+        importlib.import_module(command.module).add_parser(commands)
     Registry().add_commands(commands)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 from packaging.version import Version
 
+from specdec.cli.commands import COMMANDS
 from specdec.cli.parser import Subparsers, UsageError, add_command
 from specdec.registry.catalogue import DISTRIBUTIONS, KINDS
 from specdec.version import __version__
@@ -43,7 +44,7 @@ def add_parser(commands: Subparsers[Any]) -> None:
     parser = add_command(
         commands,
         "new-plugin",
-        summary="start a plugin of your own",
+        summary=COMMANDS["new-plugin"].summary,
         description="Write a distribution with a small working plugin, its README, licence and tests. It installs, "
         "passes its contract\ntests and does something; change it into your own.",
         examples=EXAMPLES,

@@ -41,6 +41,9 @@ _TYPES: dict[Any, str] = {int: "an integer", float: "a number"}
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations that raises instead of exiting."""
 
+    takes_settings = True
+    """Whether `specdec.config.flags` adds one option for each setting."""
+
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("allow_abbrev", False)
         settings.setdefault("formatter_class", Formatter)
@@ -87,6 +90,12 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"unknown {what} {value!r}. {remedy} See: {self.prog} --help")
         hint = f"Did you mean {near!r}?" if near else None
         raise InvalidValueError(_shown(action), value, choice(*names).allowed, hint=hint)
+
+
+class Listed(Parser):
+    """The parser of a subcommand of which only the summary is shown: settings of configurations are left out."""
+
+    takes_settings = False
 
 
 def _shown(action: argparse.Action) -> str:

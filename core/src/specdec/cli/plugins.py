@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from specdec.cli.commands import COMMANDS
 from specdec.cli.parser import add_command
 from specdec.errors import PluginError, PluginNotFoundError, SpecdecError
 from specdec.registry import PluginEntry, Registry
@@ -42,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_command(
         subparsers,
         "plugins",
-        summary="list, describe and check installed plugins",
+        summary=COMMANDS["plugins"].summary,
         description="List the installed plugins, or describe or check one of them. Listing imports none.",
         examples=EXAMPLES,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -57,8 +57,13 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         action=_SetAction,
         help="any setting by its dotted path, options of the method included: --set speculative.prompt_lookup_max=4",
     )
-    for leaf in leaves(EngineConfig):
+    for leaf in _leaves(parser, EngineConfig):
         add_flag(group, leaf, flag_name(leaf.path), _OVERRIDES)
+
+
+def _leaves(parser: argparse.ArgumentParser, cls: type, table: str = "") -> Iterable[Leaf]:
+    """The settings that get an option: all, but none in a parser that is there for the list of commands."""
+    return leaves(cls, table) if getattr(parser, "takes_settings", True) else ()
 
 
 def add_table_flags(parser: argparse.ArgumentParser, cls: type, table: str) -> None:
@@ -70,14 +75,16 @@ def add_table_flags(parser: argparse.ArgumentParser, cls: type, table: str) -> N
         table: its name, a key of `specdec.config.load.COMMAND_TABLES`.
     """
     group = parser.add_argument_group(table)
-    for leaf in leaves(cls, table):
+    for leaf in _leaves(parser, cls, table):
         add_flag(group, leaf, flag_name(leaf.path.removeprefix(f"{table}.")), _OVERRIDES, free_text=True)
     parser.set_defaults(**{_TABLES: (*(parser.get_default(_TABLES) or ()), table)})
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Let the model be given as a positional argument too."""
-    model = next(leaf for leaf in leaves(EngineConfig) if leaf.path == "model")
+    model = next((leaf for leaf in _leaves(parser, EngineConfig) if leaf.path == "model"), None)
+    if model is None:
+        return
     action = _action(_OVERRIDES, "model", model.annotation)
     parser.add_argument(
         _POSITIONAL,

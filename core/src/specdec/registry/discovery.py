@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import importlib_metadata
 from attrs import evolve, field, frozen
@@ -74,7 +75,7 @@ def discover() -> Discovery:
     """Read the entry points of everything on ``sys.path``."""
     by_name: dict[str, list[_Source]] = {}
     for dist in importlib_metadata.distributions():
-        source = _read(dist)
+        source = _read(_Distribution(dist))
         if source is not None:
             by_name.setdefault(canonicalize_name(source.name), []).append(source)
     plugins: list[Found] = []
@@ -90,7 +91,29 @@ def discover() -> Discovery:
 # --- one metadata folder ------------------------------------------------------------------------
 
 
-def _read(dist: Distribution) -> _Source | None:
+class _Distribution:
+    """A distribution whose metadata is parsed once, instead of for every fact that is asked."""
+
+    def __init__(self, dist: Distribution) -> None:
+        self._dist = dist
+
+    @cached_property
+    def metadata(self) -> Any:
+        return self._dist.metadata
+
+    @property
+    def version(self) -> Any:
+        return self.metadata["Version"]
+
+    @property
+    def requires(self) -> list[str] | None:
+        return self.metadata.get_all("Requires-Dist") or self._dist.requires
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dist, name)
+
+
+def _read(dist: _Distribution) -> _Source | None:
     """The plugins of a distribution; None when it has nothing to do with specdec."""
     try:
         text = dist.read_text("entry_points.txt")
@@ -116,7 +139,7 @@ def _read(dist: Distribution) -> _Source | None:
     return _source(dist, points)
 
 
-def _source(dist: Distribution, points: list[EntryPoint]) -> _Source:
+def _source(dist: _Distribution, points: list[EntryPoint]) -> _Source:
     name, version = _name(dist), _version(dist)
     requirements, problem = _requirements(dist)
     plugins = [_plugin(point, name, version) for point in points]
@@ -151,7 +174,7 @@ def _plugin(point: EntryPoint, distribution: str, version: str) -> Found:
     )
 
 
-def _broken(dist: Distribution, problem: str) -> _Source:
+def _broken(dist: _Distribution, problem: str) -> _Source:
     name, version = _name(dist), _version(dist)
     found = Found(kind=None, name=None, distribution=name, version=version, problem=problem)
     return _Source(name, version, _place(dist), (found,))
@@ -174,7 +197,7 @@ def _duplicate(points: list[EntryPoint]) -> EntryPoint | None:
     return None
 
 
-def _requirements(dist: Distribution) -> tuple[tuple[Requirement, ...], str]:
+def _requirements(dist: _Distribution) -> tuple[tuple[Requirement, ...], str]:
     requirements = []
     for text in _requires(dist):
         try:
@@ -184,18 +207,18 @@ def _requirements(dist: Distribution) -> tuple[tuple[Requirement, ...], str]:
     return tuple(requirements), ""
 
 
-def _requires(dist: Distribution) -> list[str]:
+def _requires(dist: _Distribution) -> list[str]:
     try:
         return list(dist.requires or ())
     except Exception:  # metadata of any shape; the name and version below are guarded alike
         return []
 
 
-def _requires_core(dist: Distribution) -> bool:
+def _requires_core(dist: _Distribution) -> bool:
     return any(canonicalize_name(re.split(r"[^\w.-]", text)[0]) == CORE for text in _requires(dist))
 
 
-def _name(dist: Distribution) -> str:
+def _name(dist: _Distribution) -> str:
     try:
         name = dist.metadata["Name"]
     except Exception:
@@ -204,14 +227,14 @@ def _name(dist: Distribution) -> str:
     return str(name) if name else (folder.name.partition("-")[0] if folder is not None else "unknown")
 
 
-def _version(dist: Distribution) -> str:
+def _version(dist: _Distribution) -> str:
     try:
         return str(dist.version or "unknown")
     except Exception:
         return "unknown"
 
 
-def _place(dist: Distribution) -> str:
+def _place(dist: _Distribution) -> str:
     folder = getattr(dist, "_path", None)
     return str(folder.resolve() if isinstance(folder, Path) else dist.locate_file(""))
 

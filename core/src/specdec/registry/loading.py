@@ -75,7 +75,7 @@ def load(entry: PluginEntry) -> Plugin:
         PluginImportError: importing its module fails, in whatever way.
         PluginContractError: what it registers does not fit the hook specifications.
     """
-    for unmet in missing_requirements(entry.found):
+    for unmet in missing_requirements(entry.found) if entry.status == "missing dependency" else ():
         logger.warning("The %s may not work: %s.", describe(entry), unmet)
     plugin = _import(entry)
     if inspect.isclass(plugin) or inspect.isroutine(plugin):

@@ -9,6 +9,7 @@ import pytest
 
 from specdec.errors import PluginImportError, PluginNotFoundError, PluginUnsuitableError
 from specdec.registry import Registry
+from specdec.types import AttentionRequirements
 
 from .conftest import Toys
 
@@ -41,8 +42,9 @@ def _add(toys: Toys, name: str, priority: int = 0, reasons: str = "[]", code: st
     toys.add(f"toy-{name}", points, files={f"toy_{name}.py": code})
 
 
-def _pick(wanted: str = "auto") -> Any:
-    return Registry().attention_backends(None, None, wanted=wanted)  # type: ignore[arg-type]
+def _pick(wanted: str = "auto", *, trees: bool = False) -> Any:
+    requirements = AttentionRequirements(layers=(), dtype="float32", device="cpu", block_size=4, trees=trees)
+    return Registry().attention_backends(requirements, None, wanted=wanted)  # type: ignore[arg-type]
 
 
 def test_auto_takes_the_highest_priority_among_those_that_serve(toys: Toys) -> None:
@@ -65,9 +67,11 @@ def test_a_named_one_that_cannot_serve_is_refused_with_all_reasons(toys: Toys) -
         _pick("unfit")
     assert str(caught.value) == (
         "The attention backend 'unfit' of toy-unfit 1.0 cannot serve this model: no soft cap; head_dim 48 is not a "
-        "multiple of 64."
+        'multiple of 64. With attention_backend = "auto" one that can is taken.'
     )
     assert caught.value.reasons == ("no soft cap", "head_dim 48 is not a multiple of 64")
+    with pytest.raises(PluginUnsuitableError, match="cannot serve this model with draft trees: no soft cap"):
+        _pick("unfit", trees=True)
 
 
 def test_a_named_one_that_is_not_installed(toys: Toys) -> None:

@@ -253,6 +253,33 @@ def test_errors_meant_for_the_user_pass_as_they_are(toys: Toys) -> None:
     assert caught.value.reasons == ("too wide", "too deep")
 
 
+def test_an_option_that_would_never_arrive_is_refused(toys: Toys) -> None:
+    code = _hooks(
+        """
+        from attrs import frozen
+
+        @frozen(kw_only=True)
+        class Options:
+            model: str | None = None
+            {name}: int = 3
+
+        @hookimpl
+        def config_class():
+            return Options
+
+        @hookimpl
+        def propose(config): ...
+        """
+    )
+    toys.proposer("toy-good", "good", code.replace("{name}", "depth"))
+    toys.proposer("toy-bad", "bad", code.replace("{name}", "num_speculative_tokens"))
+    assert Registry().plugin_config("proposer", "good", {"depth": 4}).depth == 4
+    with pytest.raises(
+        PluginContractError, match="its option 'num_speculative_tokens' is a key of the core's own and nev"
+    ):
+        Registry().plugin_config("proposer", "bad", {})
+
+
 def test_each_plugin_has_a_manager_of_its_own(toys: Toys) -> None:
     """Two proposers of one engine: asking for one never reaches the other."""
     toys.proposer("toy-one", "one")

@@ -153,11 +153,14 @@ def broken(entry: PluginEntry) -> PluginContractError:
     return contract(entry, f"{entry.detail}.")
 
 
-def unsuitable(entry: PluginEntry, reasons: Sequence[str]) -> PluginUnsuitableError:
-    """The plugin was asked for but cannot serve this model or machine."""
+def unsuitable(entry: PluginEntry, subject: str, reasons: Sequence[str]) -> PluginUnsuitableError:
+    """The backend was asked for but cannot serve this model or machine; the setting is called like the kind."""
     listed = "; ".join(reasons)
     return PluginUnsuitableError(
-        f"The {describe(entry)} cannot serve this model: {listed}.", kind=entry.kind, name=entry.name, reasons=reasons
+        f'The {describe(entry)} cannot serve {subject}: {listed}. With {entry.kind} = "auto" one that can is taken.',
+        kind=entry.kind,
+        name=entry.name,
+        reasons=reasons,
     )
 
 

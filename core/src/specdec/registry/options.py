@@ -23,7 +23,7 @@ def build_options(entry: PluginEntry, cls: type | None, options: Mapping[str, An
 
     Raises:
         ConfigError: with the path of each wrong key or value.
-        PluginContractError: ``cls`` is not an attrs class.
+        PluginContractError: ``cls`` is not an attrs class, or has options that it would never get.
     """
     section = KINDS[entry.kind].section(entry.name or "") if entry.kind else ""
     if cls is None:
@@ -33,10 +33,24 @@ def build_options(entry: PluginEntry, cls: type | None, options: Mapping[str, An
         return {}
     if not attrs.has(cls):
         raise contract(entry, f"config_class returned {cls!r}, which is not an attrs class.")
+    if section == SpeculativeConfig.SECTION:
+        _check_names(entry, cls)
     try:
         return structure(cls, options, section)
     except ConfigError as error:
         raise _completed(entry, error, section) from error.__cause__
+
+
+def _check_names(entry: PluginEntry, cls: type) -> None:
+    """Refuse options with names of the core's own keys, which go to the core; ``model`` alone is passed on."""
+    own = {attribute.name for attribute in attrs.fields(SpeculativeConfig)} - {"model"}
+    taken = sorted(own & {attribute.name for attribute in attrs.fields(cls)})
+    if taken:
+        raise contract(
+            entry,
+            f"its option {taken[0]!r} is a key of the core's own and never reaches it: call it otherwise. What the "
+            "engine is set to stands in the argument 'engine' of its hooks.",
+        )
 
 
 def option_names(kind: str) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -233,7 +233,8 @@ class Registry:
             PluginError: the named one cannot be used.
         """
         arguments = {"requirements": requirements, "engine": engine}
-        backend: AttentionBackend = self._best("attention_backend", wanted, requirements, "this model", arguments)
+        subject = "this model with draft trees" if requirements.trees else "this model"
+        backend: AttentionBackend = self._best("attention_backend", wanted, requirements, subject, arguments)
         return backend
 
     def sampling_backend(self, engine: EngineContext, wanted: str = "auto") -> SamplingBackend:
@@ -256,7 +257,7 @@ class Registry:
         if wanted != "auto":
             backend, reasons = self._backend(kind, wanted, needed, arguments)
             if reasons:
-                raise messages.unsuitable(self.select(kind, wanted), reasons)
+                raise messages.unsuitable(self.select(kind, wanted), subject, reasons)
             return backend
         suitable, refused = self._suitable_backends(kind, needed, arguments)
         if not suitable:

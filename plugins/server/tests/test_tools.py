@@ -70,6 +70,19 @@ def test_a_named_function_and_required_calls_constrain_the_text():
     assert not read_choice([WEATHER], "none").is_on
 
 
+def test_only_the_first_call_is_kept_where_one_is_allowed():
+    text = f'<tool_call>{CALL}</tool_call><tool_call>{{"name": "time"}}</tool_call>'
+    for parallel, names in ((True, ["weather", "time"]), (False, ["weather"])):
+        choice = read_choice([WEATHER, TIME], None, parallel=parallel)
+        assert [call.name for call in find_calls(text, choice)[1]] == names
+        held = HeldText(choice)
+        held.add(text)
+        assert [call.name for call in held.finish()[1]] == names
+    constraint = read_choice([WEATHER, TIME], "required", parallel=False).constraint()
+    assert constraint is not None
+    assert constraint["json"]["maxItems"] == 1
+
+
 def test_a_choice_that_fits_no_tool_is_refused():
     with pytest.raises(APIError, match="must be auto, none, required or name one of"):
         read_choice([WEATHER], {"type": "function", "function": {"name": "wether"}})

@@ -3,9 +3,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from specdec.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
-from specdec.target.tokenizer import apply_chat_template, eos_token_ids, load_tokenizer
+from specdec.target.tokenizer import apply_chat_template, eos_token_ids, load_tokenizer, names_variable
 from specdec.testing import tiny_model, tiny_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -71,6 +72,21 @@ def test_conversation():
     text = tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, tokenize=False)
     assert tokenizer.decode(ids) == text
     assert "hello" in text
+
+
+def test_the_tokenizers_own_tokens_come_on_request():
+    tokenizer = tiny_tokenizer(512)
+    plain = apply_chat_template(tokenizer, HELLO, model="m")
+    start = tokenizer.convert_ids_to_tokens(1)
+    adding = TemplateProcessing(single=f"{start} $A", special_tokens=[(start, 1)])
+    tokenizer.backend_tokenizer.post_processor = adding
+    assert apply_chat_template(tokenizer, HELLO, model="m") == plain
+    assert apply_chat_template(tokenizer, HELLO, model="m", add_special_tokens=True) == [1, *plain]
+
+
+def test_a_variable_is_found_in_a_template_and_not_in_its_comments():
+    assert names_variable("{% if tools %}x{% endif %}", "tools")
+    assert not names_variable("{# tools #}{{ my_tools }}", "tools")
 
 
 def test_no_tokenizer():

@@ -9,7 +9,6 @@ import httpx
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from specdec.target.tokenizer import names_variable
 from specdec_server.config import ServerConfig
 from specdec_server.serve import announce, listen
 
@@ -218,11 +217,6 @@ def test_an_effort_reaches_a_template_that_has_a_place_for_it(client, running, m
         assert with_effort != prompt()
     own = {name: "own"}
     assert prompt(reasoning_effort="low", chat_template_kwargs=own) == prompt(chat_template_kwargs=own)
-
-
-def test_a_variable_is_found_in_a_template_and_not_in_its_comments():
-    assert names_variable("{% if tools %}x{% endif %}", "tools")
-    assert not names_variable("{# tools #}{{ my_tools }}", "tools")
 
 
 def test_vllms_name_for_the_arguments_of_logits_processors(client):

@@ -174,6 +174,33 @@ def test_top_shows_a_running_server(client, running, capsys):
     assert "Is the server running?" in capsys.readouterr().err
 
 
+def test_a_server_that_was_started_again_has_no_negative_rates():
+    text = """\
+# TYPE specdec:generation_tokens counter
+specdec:generation_tokens_total{{engine="0"}} {}
+# TYPE specdec:e2e histogram
+specdec:e2e_bucket{{engine="0",le="1.0"}} {}
+specdec:e2e_bucket{{engine="0",le="+Inf"}} {}
+"""
+    before, after = Snapshot.parse(text.format(900, 5, 9)), Snapshot.parse(text.format(30, 7, 8))
+    recent = after.since(before)
+    assert recent.value("generation_tokens_total") == 30
+    assert (recent.value("e2e_bucket", le="1.0"), recent.value("e2e_bucket", le="+Inf")) == (7, 8)
+
+
+def test_ctrl_c_is_how_one_leaves_top(running, monkeypatch, capsys):
+    from specdec.cli.main import main
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specdec_server.top.time.sleep", interrupt)
+    assert main(["top", running.url]) == 0
+    shown = capsys.readouterr()
+    assert "requests" in shown.out
+    assert shown.err == ""
+
+
 def test_top_takes_the_difference_of_two_looks(client, running):
     from specdec_server.top import rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -64,7 +65,11 @@ def watch(url: str, interval: float, *, once: bool) -> int:
         return 0
     from rich.live import Live
 
-    with Live(view(url, before, before, 0.0), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    first = view(url, before, before, 0.0)
+    with (
+        suppress(KeyboardInterrupt),
+        Live(first, console=console, screen=console.is_terminal, auto_refresh=False) as live,
+    ):
         while True:
             time.sleep(interval)
             try:
@@ -74,6 +79,7 @@ def watch(url: str, interval: float, *, once: bool) -> int:
                 continue
             live.update(view(url, before, now, at - began), refresh=True)
             before, began = now, at
+    return 0
 
 
 def view(url: str, before: Snapshot, now: Snapshot, seconds: float) -> RenderableType:

@@ -56,21 +56,31 @@ async def send(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
     try:
         async with session.post(url, json=body) as response:
             if response.status != 200:
-                text = await response.text()
-                result.error = f"HTTP {response.status}: {text[:300]}"
+                result.error = f"HTTP {response.status}: {message_of(await response.text())}"
             else:
                 await _read(response, result)
-    except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
+    except TimeoutError:
+        result.error = "took longer than --timeout"
+    except (aiohttp.ClientError, ValueError, OSError) as error:
         result.error = f"{type(error).__name__}: {error}"
     result.ended = time.perf_counter()
     return result
 
 
+def message_of(body: str) -> str:
+    """What an answer with an error says: its message, when it has OpenAI's form."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:300]
+
+
 async def _read(response: aiohttp.ClientResponse, result: Result) -> None:
-    num_pieces = 0
+    num_pieces, is_whole = 0, False
     async for data in _events(response.content):
         now = time.perf_counter()
         if data == b"[DONE]":
+            is_whole = True
             break
         chunk = json.loads(data)
         if "error" in chunk:
@@ -86,6 +96,8 @@ async def _read(response: aiohttp.ClientResponse, result: Result) -> None:
             result.num_prompt_tokens = usage["prompt_tokens"]
             result.num_output_tokens = usage["completion_tokens"]
         result.spec_stats = chunk.get("spec_stats", result.spec_stats)
+    if not is_whole:
+        result.error = "the stream ended before it was complete"
     if not result.num_output_tokens:  # a server that does not count: one token a piece is a guess
         result.num_output_tokens = num_pieces
 

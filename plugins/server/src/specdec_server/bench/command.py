@@ -28,13 +28,20 @@ _PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and report; 1 when a request failed."""
+    """Measure and report, after Ctrl-C what there is by then.
+
+    Returns:
+        1 when a request failed, 130 after Ctrl-C.
+    """
     check_writable(arguments.output_json)
     prompts = read_set(arguments.prompts)
     extra = _extra_body(arguments.extra_body)
     results, duration, model = asyncio.run(_measure(arguments, prompts, extra))
     numbers = summary(results, duration, arguments.percentiles)
     _report(arguments, model, numbers, results)
+    if len(results) < arguments.num_prompts:
+        print(f"stopped after {len(results)} of {arguments.num_prompts} requests", file=sys.stderr)
+        return 130
     return 1 if numbers["failed"] else 0
 
 
@@ -74,7 +81,9 @@ async def _measure(
         {**common, **body_of(prompt, arguments.endpoint)} for prompt in islice(cycle(prompts), arguments.num_prompts)
     ]
     if arguments.num_warmups:
-        await run_load(load, list(islice(cycle(bodies), arguments.num_warmups)), lambda _: None)
+        warmups = list(islice(cycle(bodies), arguments.num_warmups))
+        if len((await run_load(load, warmups, lambda _: None))[0]) < arguments.num_warmups:
+            raise KeyboardInterrupt  # nothing is measured yet
     with _Progress(len(bodies)) as progress:
         results, duration = await run_load(load, bodies, progress.advance)
     return results, duration, model

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from specdec.errors import SpecdecError
 from specdec.wording import reason_of
-from specdec_server.bench.client import Result, send
+from specdec_server.bench.client import Result, message_of, send
 
 
 class LoadError(SpecdecError):
@@ -41,10 +41,10 @@ class Load:
 async def run_load(
     load: Load, bodies: Sequence[dict[str, Any]], on_end: Callable[[Result], None]
 ) -> tuple[list[Result], float]:
-    """Send everything.
+    """Send everything, or until this is cancelled.
 
     Returns:
-        The results in the order of the bodies, and the wall seconds from first to last.
+        The results of what has ended, in the order of the bodies, and the wall seconds from first to last.
     """
     limit = asyncio.Semaphore(load.max_concurrency or len(bodies))
     gaps = arrival_gaps(load, len(bodies))
@@ -56,15 +56,20 @@ async def run_load(
             on_end(result)
             return result
 
-        began = time.perf_counter()
-        tasks = []
-        due = began
-        for body, gap in zip(bodies, gaps, strict=True):
-            due += gap
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            tasks.append(asyncio.create_task(one(body)))
-        results = await asyncio.gather(*tasks)
-        return list(results), time.perf_counter() - began
+        began = due = time.perf_counter()
+        tasks: list[asyncio.Task[Result]] = []
+        try:
+            for body, gap in zip(bodies, gaps, strict=True):
+                due += gap
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                tasks.append(asyncio.create_task(one(body)))
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        ended = [task.result() for task in tasks if not task.cancelled()]
+        return ended, time.perf_counter() - began
 
 
 def session(load: Load) -> aiohttp.ClientSession:
@@ -100,7 +105,8 @@ async def first_model(base_url: str, headers: dict[str, str]) -> str:
             response = await stack.enter_async_context(connection.get(url))
             content = await response.text()
             if response.status != 200:
-                raise LoadError(f"{url} answers HTTP {response.status}: {content[:200]}")
+                hint = " Give --api-key, or set SPECDEC_API_KEY" if response.status == 401 else ""
+                raise LoadError(f"{url} answers HTTP {response.status}: {message_of(content)}.{hint}")
             return str((await response.json())["data"][0]["id"])
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
             raise LoadError(f"{url} gives no list of models: {reason_of(error)}. Is the server running?") from error

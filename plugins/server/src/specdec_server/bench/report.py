@@ -113,5 +113,6 @@ def tables(numbers: dict[str, Any], percentiles: Sequence[float]) -> list[Table]
     for column in columns:
         latency.add_column(column, justify="right")
     for name, label in _LATENCIES:
-        latency.add_row(label, *(f"{numbers[f'{column}_{name}_ms']:.2f}" for column in columns))
+        values = [numbers[f"{column}_{name}_ms"] for column in columns]
+        latency.add_row(label, *(f"{value:.2f}" if any(values) else "-" for value in values))
     return [totals, latency]

@@ -52,13 +52,24 @@ class Snapshot:
         return dict(sums)
 
     def since(self, earlier: Snapshot) -> Snapshot:
-        """What was added after ``earlier``; only right for counters and histograms."""
+        """What was added after ``earlier``; only right for counters and histograms.
+
+        Where a server was started again in between, its counters have begun again: what is there was added.
+        """
+        restarted = any(
+            value < was.get(key, 0.0) for rows, was in self._counters(earlier) for key, value in rows.items()
+        )
+        base = {} if restarted else earlier.samples
         return Snapshot(
             {
-                name: {labels: value - earlier.samples.get(name, {}).get(labels, 0.0) for labels, value in rows.items()}
+                name: {labels: value - base.get(name, {}).get(labels, 0.0) for labels, value in rows.items()}
                 for name, rows in self.samples.items()
             }
         )
+
+    def _counters(self, earlier: Snapshot) -> Iterable[tuple[dict[Labels, float], dict[Labels, float]]]:
+        """The counters of this page beside those of an earlier one."""
+        return ((r, earlier.samples.get(n, {})) for n, r in self.samples.items() if n.endswith("_total"))
 
     def quantile(self, name: str, share: float) -> float | None:
         """A percentile of a histogram, as Prometheus' ``histogram_quantile``; None when it is empty."""

@@ -12,6 +12,7 @@ import numpy as np
 from specdec.draft_trees import node_depths
 from specdec.metrics.stats import SpecCounter
 from specdec.runner.draft_check import split_draft
+from specdec.wording import cause_of
 from specdec_composite.worth import Worth
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class Member:
     def _count_fault(self, error: BaseException) -> None:
         self._num_faults += 1
         self._faults_in_a_row += 1
-        cause = f"{type(error).__name__}: {error}"
+        cause = cause_of(error)
         if self._num_faults == 1:
             logger.warning("%s failed; the other members go on: %s", self.label, cause)
         if self._faults_in_a_row >= self._max_faults:

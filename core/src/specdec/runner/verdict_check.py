@@ -52,14 +52,16 @@ def check_runs(
             f"the {label} decided on {len(runs)} rows of token_ids and {len(counts)} num_tokens for "
             f"{len(num_draft_tokens)} requests"
         )
-    for run, count, drafted in zip(runs, counts, num_draft_tokens, strict=True):
-        if not 1 <= count <= min(drafted + 1, len(run)):
+    width = len(runs[0]) if runs else 0
+    for count, drafted in zip(counts, num_draft_tokens, strict=True):
+        if not 0 < count <= drafted + 1 or count > width:
             raise PluginContractError(
-                f"the {label} gave {count} tokens, in a row of {len(run)}, for a draft of {drafted}: a verdict has 1 "
-                "to k + 1 tokens of each request"
+                f"the {label} gave {count} tokens, in a row of {width}, for a draft of {drafted}: a verdict has 1 to "
+                "k + 1 tokens of each request"
             )
-        if max(run) >= vocab_size:
-            raise PluginContractError(f"the {label} gave the token {max(run)}, outside the vocabulary of {vocab_size}")
+    largest = max(map(max, runs), default=-1)
+    if largest >= vocab_size:
+        raise PluginContractError(f"the {label} gave the token {largest}, outside the vocabulary of {vocab_size}")
 
 
 def _describe(value: object) -> str:

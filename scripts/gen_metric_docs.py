@@ -48,7 +48,7 @@ def page() -> str:
         for scalar in SCALARS
     ]
     histograms = [(code(d.name), "histogram", "", prose(d.help), "vLLM" if d.vllm else "") for d in DISTRIBUTIONS]
-    rows = table(("metric", "kind", "more labels", "meaning", ""), [*scalars, *histograms, *_http()])
+    rows = table(("metric", "kind", "more labels", "meaning", "also in"), [*scalars, *histograms, *_http()])
     return "\n".join([head("gen_metric_docs.py", "the metrics", "Metrics", LEAD), rows, *map(_class, CLASSES)])
 
 

@@ -44,6 +44,13 @@ def test_the_hook_reference_is_what_the_docstrings_say() -> None:
     assert subprocess.run([sys.executable, script, "--check"], cwd=ROOT).returncode == 0
 
 
+def test_every_name_of_the_python_reference_has_a_meaning() -> None:
+    text = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \|(.*)\|$", text, re.M)
+    assert len(rows) > 200
+    assert [name for name, meaning in rows if not meaning.strip(" |")] == []
+
+
 def test_the_page_of_what_runs_names_the_architectures_that_are_tested() -> None:
     text = (ROOT / "docs/reference/supported.md").read_text(encoding="utf-8")
     listed = re.search(r"^Tested as targets, by `model_type`: (.*?)\. Others", text, re.M | re.S)

@@ -145,6 +145,7 @@ class ComputedStep:
     target: TargetOutput
     """The target's output for ``batch``."""
     request_ids: tuple[str, ...]
+    """The B' requests, in the order of ``batch``."""
     token_ids: tuple[np.ndarray, ...]
     """int64 [n_r] per request, read-only views: prompt and output, this step's tokens included."""
     num_computed: np.ndarray

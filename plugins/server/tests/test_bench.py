@@ -107,3 +107,12 @@ def test_ctrl_c_shows_what_was_measured(running, monkeypatch, capsys):
     shown = capsys.readouterr()
     assert "1 completed, 0 failed" in shown.out
     assert shown.err == "stopped after 1 of 2 requests\n"
+
+
+def test_the_address_may_be_the_one_of_openai_clients(running, capsys):
+    assert (
+        bench(running.url + "/v1/", "--max-tokens", "2", "--endpoint", "completions") == 1
+    )  # prompts are too long here
+    assert "HTTP 400: the prompt has" in capsys.readouterr().out
+    assert bench("localhost:8000") == 2
+    assert "--base-url 'localhost:8000': must begin with http:// or https://" in capsys.readouterr().err

@@ -45,6 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if numbers["failed"] else 0
 
 
+def _address(text: str) -> str:
+    """The server's address without what OpenAI's clients have at its end."""
+    if not text.startswith(("http://", "https://")):
+        raise UsageError(f"--base-url {text!r}: must begin with http:// or https://, such as http://127.0.0.1:8000.")
+    return text.rstrip("/").removesuffix("/v1")
+
+
 def _extra_body(text: str | None) -> dict[str, Any]:
     try:
         return {} if text is None else dict(parse_object(text))
@@ -55,7 +62,7 @@ def _extra_body(text: str | None) -> dict[str, Any]:
 async def _measure(
     arguments: argparse.Namespace, prompts: Sequence[Prompt], extra: dict[str, Any]
 ) -> tuple[list[Result], float, str]:
-    base_url = arguments.base_url.rstrip("/")
+    base_url = _address(arguments.base_url)
     key = arguments.api_key or os.environ.get(KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     model = arguments.model or await first_model(base_url, headers)

@@ -105,8 +105,8 @@ async def first_model(base_url: str, headers: dict[str, str]) -> str:
             response = await stack.enter_async_context(connection.get(url))
             content = await response.text()
             if response.status != 200:
-                hint = " Give --api-key, or set SPECDEC_API_KEY" if response.status == 401 else ""
-                raise LoadError(f"{url} answers HTTP {response.status}: {message_of(content)}.{hint}")
+                hint = ". Give --api-key, or set SPECDEC_API_KEY" if response.status == 401 else ""
+                raise LoadError(f"{url} answers HTTP {response.status}: {message_of(content)}{hint}")
             return str((await response.json())["data"][0]["id"])
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
             raise LoadError(f"{url} gives no list of models: {reason_of(error)}. Is the server running?") from error

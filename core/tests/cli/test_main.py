@@ -299,3 +299,12 @@ def test_listing_plugins_imports_nothing_heavy(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == "[]\n"
+
+
+def test_help_of_a_command_imports_nothing_for_files_tables_or_other_commands(tmp_path):
+    code = (
+        "import sys; from specdec.cli.main import main; main(['generate', '--help']);"
+        "sys.exit(str(sorted({'rich', 'yaml', 'asyncio', 'specdec.cli.chat', 'specdec_server'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "[]\n"

@@ -7,13 +7,14 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from specdec.config.problems import join
 from specdec.errors import ConfigError
 from specdec.wording import reason_of
+
+if TYPE_CHECKING:
+    import yaml
 
 DEFAULT_NAMES = ("specdec.toml", "specdec.yaml", "specdec.yml", "specdec.json")
 """Looked for in the working directory when no file is named."""
@@ -36,7 +37,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         values, lines = parse(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {path} cannot be read: {reason_of(error)}") from error
-    except (ValueError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise ConfigError(f"configuration file {path} is not valid {path.suffix[1:].upper()}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"configuration file {path} must hold a table of settings, not {type(values).__name__}.")
@@ -94,16 +95,25 @@ def _toml_path(written: str) -> str:
 
 
 def _parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
-    values = yaml.safe_load(text)
-    return ({} if values is None else values), _yaml_lines(text)
+    import yaml
+
+    try:
+        values = yaml.safe_load(text)
+        return ({} if values is None else values), _yaml_lines(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 def _yaml_lines(text: str) -> dict[str, int]:
+    import yaml
+
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     return dict(_node_lines(root, "")) if root is not None else {}
 
 
 def _node_lines(node: yaml.Node, section: str) -> Iterator[tuple[str, int]]:
+    import yaml
+
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             path = join(section, str(key.value))
@@ -112,6 +122,8 @@ def _node_lines(node: yaml.Node, section: str) -> Iterator[tuple[str, int]]:
 
 
 def _parse_json(text: str) -> tuple[Any, dict[str, int]]:
+    import yaml
+
     values = json.loads(text, object_pairs_hook=_without_repeats)
     try:
         return values, _yaml_lines(text)  # JSON is YAML, but for tabs

@@ -44,6 +44,19 @@ def test_the_hook_reference_is_what_the_docstrings_say() -> None:
     assert subprocess.run([sys.executable, script, "--check"], cwd=ROOT).returncode == 0
 
 
+def test_the_modules_that_authors_are_sent_to_exist() -> None:
+    text = (ROOT / "docs/how-to/write-a-plugin.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`specdec\.[^|]+) \|", text, re.M)
+    names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(names) > 5
+    assert [name for name in names if not _is_module(name)] == []
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT / "core/src" / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
 def test_every_name_of_the_python_reference_has_a_meaning() -> None:
     text = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)` \|(.*)\|$", text, re.M)

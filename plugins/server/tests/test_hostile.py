@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -36,10 +37,12 @@ def test_a_body_that_drips_in_is_given_up_as_one_that_does_not_come(model, servi
                 break
             except TimeoutError:
                 continue
+        connection.settimeout(20)
+        with suppress(ConnectionResetError):  # a byte of the body that came too late
+            while part := connection.recv(4096):  # it ends: the server does not hold the connection
+                answer += part
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"(server.request_timeout)" in answer
-        connection.settimeout(20)
-        assert connection.recv(4096) == b""  # and holds no connection
 
 
 def test_a_compressed_body_is_a_415(client):
@@ -134,3 +137,56 @@ def test_a_grammar_that_compiles_for_too_long_is_given_up(model, serving, monkey
         finally:
             release.set()
         assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def nested(opening: str, closing: str, depth: int) -> str:
+    return opening * depth + closing * depth
+
+
+def call(arguments: str) -> bytes:
+    function = {"name": "f", "arguments": arguments}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    return json.dumps({"messages": [{"role": "assistant", "tool_calls": calls}], "max_tokens": 1}).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (
+            "/v1/chat/completions",
+            call(nested("[", "]", 50_000)),
+            "messages[0].tool_calls[0].function.arguments is nested too deeply",
+        ),
+        ("/v1/chat/completions", call("9" * 5000), "arguments has a number with too many digits"),
+        (
+            "/v1/chat/completions",
+            b'{"messages": [{"role": "user", "content": 5}]}',
+            "content must be a string or a list",
+        ),
+    ],
+)
+def test_values_inside_texts_are_refused_as_those_outside(client, path, body, told):
+    response = client.post(path, content=body, headers=JSON)
+    assert response.status_code == 400
+    assert told in response.json()["error"]["message"]
+
+
+def test_schemas_of_any_depth_are_answered(client):
+    """Python's limit is met by one part after the other as they get deeper."""
+    for depth in range(0, 1100, 20):
+        schema = nested('{"items":', "}", depth).replace(":}", ":{}}", 1)
+        body = '{"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": %s}}' % (schema or "{}")
+        response = client.post("/v1/completions", content=body.encode(), headers=JSON)
+        assert response.status_code in (200, 400), (depth, response.text)
+        assert response.status_code == 200 or response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_fault_of_the_servers_own_has_the_form_of_the_api(client, running, monkeypatch):
+    def fail(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(type(running.service), "check_model", fail)
+    response = client.post("/v1/completions", json={"prompt": "x"})
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "a bug" not in response.text

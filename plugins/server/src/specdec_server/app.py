@@ -149,6 +149,7 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
         RequestValidationError: refused,
         HTTPException: http,
         ClientGone: gone,
+        Exception: known,  # a fault of ours: the gate logs it
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)

@@ -40,7 +40,7 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls:
         result["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(_list(calls, where))
+            _tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(_list(calls, f"{where}.tool_calls"))
         ]
     else:
         result.pop("tool_calls", None)
@@ -56,7 +56,7 @@ def text_of(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
-    for number, part in enumerate(_list(content, f"{where}.content")):
+    for number, part in enumerate(_list(content, f"{where}.content", "a string or a list")):
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
         if kind not in _TEXT_PARTS or not isinstance(text, str):
@@ -65,9 +65,9 @@ def text_of(content: Any, where: str) -> str:
     return "\n".join(texts)
 
 
-def _list(value: Any, where: str) -> list[Any]:
+def _list(value: Any, where: str, allowed: str = "a list") -> list[Any]:
     if not isinstance(value, list):
-        raise invalid(f"{where} must be a list, not {type(value).__name__}", "messages")
+        raise invalid(f"{where} must be {allowed}, not {type(value).__name__}", "messages")
     return value
 
 
@@ -79,6 +79,9 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError as error:
+        except json.JSONDecodeError as error:
             raise invalid(f"{where}.function.arguments is not JSON: {error}", "messages") from error
+        except (RecursionError, ValueError) as error:
+            what = "is nested too deeply" if isinstance(error, RecursionError) else "has a number with too many digits"
+            raise invalid(f"{where}.function.arguments {what}", "messages") from error
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from specdec.config import parse_size
-from specdec.sampling.params import SamplingParams
 from specdec_server.api.service import Cut
 from specdec_server.http.errors import invalid
 
 if TYPE_CHECKING:
+    from specdec.sampling.params import SamplingParams
     from specdec_server.api.requests import ResponseFormat, SamplingFields, TokenFields
     from specdec_server.config import ServerConfig
 
@@ -45,6 +47,7 @@ def sampling_params(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    defaults: SamplingParams,
     limits: ServerConfig,
     wanted: ResponseFormat | None,
     structured: dict[str, Any] | None = None,
@@ -55,6 +58,7 @@ def sampling_params(
         body: the request.
         max_tokens: None for as many as the model length allows.
         logprobs: alternatives per output token; None for no log-probabilities.
+        defaults: the model's, for what the request leaves open.
         limits: the server's.
         wanted: what the answer must look like, in OpenAI's words.
         structured: a constraint that follows from something else than the body's own fields.
@@ -82,12 +86,15 @@ def sampling_params(
     if constraint is not None:
         _check_size(constraint, limits)
         given["structured_outputs"] = constraint
-    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+    return attrs.evolve(defaults, max_tokens=max_tokens, logprobs=logprobs, **given)
 
 
 def _check_size(constraint: dict[str, Any], limits: ServerConfig) -> None:
     """Refuse what would compile for minutes: that cannot be stopped, and may take more than proportional time."""
-    size = len(json.dumps(constraint, ensure_ascii=False))
+    try:
+        size = len(json.dumps(constraint, ensure_ascii=False))
+    except RecursionError as error:
+        raise invalid("what constrains the answer is nested too deeply") from error
     if size > parse_size(limits.max_grammar_size):
         most = f"at most {parse_size(limits.max_grammar_size)} (server.max_grammar_size)"
         raise invalid(f"what constrains the answer has {size} characters; this server takes {most}")

@@ -95,6 +95,10 @@ class AsyncLLM:
         """Where the model runs: 'cpu', 'cuda', …"""
         return self._engine.context.device
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is done where a request says nothing: vLLM's defaults, with what the model's authors set of sampling."""
+        return self._engine.default_sampling_params
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, or None when it has none."""
         return self._engine.tokenizer
@@ -115,7 +119,7 @@ class AsyncLLM:
 
         Args:
             prompt: as for `LLM.generate`, one of them.
-            sampling_params: None takes the defaults.
+            sampling_params: None takes `get_default_sampling_params`.
             request_id: made when None; must be new.
             priority: smaller first; needs ``scheduling_policy="priority"``.
             output_kind: "cumulative" yields everything so far, again and again; "delta" only what is new (text, tokens,
@@ -127,7 +131,7 @@ class AsyncLLM:
             CapacityError: the waiting queue is full.
             EngineDeadError: the engine stopped.
         """
-        params = sampling_params or SamplingParams()
+        params = sampling_params or self.get_default_sampling_params()
         # The grammar is found again, for as long as it is held here, when the engine's thread asks for it.
         tokenised, _grammar = await asyncio.to_thread(self._engine.inputs.prepare, prompt, params)
         stream = _Stream(asyncio.get_running_loop(), output_kind)

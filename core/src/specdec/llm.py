@@ -85,6 +85,10 @@ class LLM:
         """Where the model runs: 'cpu', 'cuda', …"""
         return self._engine.context.device
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is done where a request says nothing: vLLM's defaults, with what the model's authors set of sampling."""
+        return self._engine.default_sampling_params
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, or None when it has none."""
         return self._engine.tokenizer
@@ -102,7 +106,7 @@ class LLM:
 
         Args:
             prompts: a string, a list of token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``, or a list of these.
-            sampling_params: one for all prompts or one for each; None takes the defaults of `SamplingParams`.
+            sampling_params: one for all prompts or one for each; None takes `get_default_sampling_params`.
             use_tqdm: show a progress bar.
             priority: one number per prompt, smaller first; needs ``scheduling_policy="priority"``.
             speculation: a `specdec.RequestSpeculation`, a dict of its fields, or False or "off" for plain decoding; one
@@ -112,7 +116,7 @@ class LLM:
             InvalidRequestError: a prompt or parameter is wrong; nothing has been generated.
         """
         many = _as_list(prompts)
-        params = _per_prompt("sampling_params", sampling_params or SamplingParams(), len(many))
+        params = _per_prompt("sampling_params", sampling_params or self.get_default_sampling_params(), len(many))
         ranks = list(priority) if isinstance(priority, Iterable) else priority or 0
         priorities = _per_prompt("priority", ranks, len(many))
         choices = _per_prompt("speculation", speculation, len(many))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specdec.cli import engines
 from specdec.cli.commands import COMMANDS
 from specdec.cli.parser import Subparsers, add_command
-from specdec.cli.sampling import add_sampling_flags, read_sampling
+from specdec.cli.sampling import add_sampling_flags, read_sampling, with_defaults
 from specdec.config.flags import add_config_flags, add_model_argument, read_config
 from specdec.config.problems import closest
 from specdec.errors import EngineDeadError, SpecdecError
@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"loading {config.model} …", style="dim")
     engine = engines.open_async_llm(config)
     try:
+        params = with_defaults(arguments, params, engine.get_default_sampling_params())
         talk = Conversation(engine, params, console, arguments.system, marks=arguments.show_accepted)
         talk.hold(interactive)
     finally:

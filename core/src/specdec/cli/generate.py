@@ -12,7 +12,7 @@ from specdec.cli.commands import COMMANDS
 from specdec.cli.console import harmless, make_console
 from specdec.cli.parser import Subparsers, add_command
 from specdec.cli.prompts import Prompt, from_arguments
-from specdec.cli.sampling import add_sampling_flags, read_sampling, was_given
+from specdec.cli.sampling import add_sampling_flags, read_sampling, was_given, with_defaults
 from specdec.config.flags import add_config_flags, read_config
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     params = read_sampling(arguments)
     prompts = read_prompts(arguments)
     with engines.open_llm(config) as llm:
+        params = with_defaults(arguments, params, llm.get_default_sampling_params())
         show = not arguments.no_progress and sys.stderr.isatty()
         outputs = llm.generate([prompt.for_engine(llm) for prompt in prompts], params, use_tqdm=show)
         stats = llm.stats()

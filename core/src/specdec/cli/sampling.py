@@ -54,6 +54,21 @@ def read_sampling(arguments: argparse.Namespace, **instead: Any) -> SamplingPara
     return read_class(arguments, lambda **given: SamplingParams(**{**instead, **given}), _COLLECTED)
 
 
+def with_defaults(arguments: argparse.Namespace, params: SamplingParams, defaults: SamplingParams) -> SamplingParams:
+    """The same parameters, with the model's own values for what was not typed.
+
+    Args:
+        arguments: parsed arguments.
+        params: what `read_sampling` made of them, before there was a model.
+        defaults: of the engine, `LLM.get_default_sampling_params`.
+    """
+    import attrs
+
+    from specdec.sampling.model_defaults import FIELDS
+
+    return attrs.evolve(params, **{name: getattr(defaults, name) for name in FIELDS if not was_given(arguments, name)})
+
+
 def was_given(arguments: argparse.Namespace, field: str) -> bool:
     """Whether an option of the sampling group was typed."""
     return field in (getattr(arguments, _COLLECTED, None) or {})

@@ -101,8 +101,8 @@ _ADVICE: dict[str, tuple[str, ...]] = {
     ),
     "The tokenizer is chosen with the model, or with --tokenizer.": ("--tokenizer-mode", "--skip-tokenizer-init"),
     "The configuration of the checkpoint decides; edit its config.json.": ("--hf-overrides", "--rope-scaling"),
-    "Set max_tokens and temperature in requests, or --max-tokens where a command makes text.": (
-        *("--generation-config", "--override-generation-config"),
+    "Set what it should say in requests, or in the checkpoint's generation_config.json.": (
+        "--override-generation-config",
     ),
     "Use --num-threads, and taskset to bind them to cores.": ("--cpu-omp-threads-bind", "--omp-threads"),
 }

@@ -112,6 +112,9 @@ class EngineConfig:
     """Where the model runs; auto takes a GPU when there is one."""
     max_model_len: int | None = field(default=None, validator=optional(check.integer(2)))
     """Most tokens of prompt and output together; the model's own limit when not set."""
+    generation_config: Literal["auto", "none"] = field(default="auto", validator=check.choice("auto", "none"))
+    """Where requests leave temperature, top_p, top_k, min_p or repetition_penalty open, auto takes what the
+    checkpoint's generation_config.json says, none the defaults of `SamplingParams`."""
     trust_remote_code: bool = field(default=False, validator=check.boolean())
     """Run Python code that a checkpoint brings along."""
     speculative: SpeculativeConfig | None = field(

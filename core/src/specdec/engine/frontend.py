@@ -9,6 +9,7 @@ from specdec.engine.build import build
 from specdec.engine.core import EngineCore
 from specdec.engine.inputs import InputProcessor
 from specdec.errors import CapacityError, InvalidRequestError
+from specdec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from specdec.engine.group import RequestGroup
     from specdec.engine.request import Request
     from specdec.metrics.stats import EngineStats
-    from specdec.sampling.params import SamplingParams
     from specdec.speculation import RequestSpeculation
 
 
@@ -37,6 +37,9 @@ class Frontend:
         self.config = parts.config
         self.context = parts.context
         self.tokenizer = parts.target.tokenizer
+        self.default_sampling_params = SamplingParams(
+            **(parts.target.sampling_defaults if config.generation_config == "auto" else {})
+        )
         self.core = EngineCore(parts)
         self.inputs = InputProcessor(
             config,

@@ -19,6 +19,7 @@ from attrs import frozen
 from specdec.attention.interface import AttentionBackend, KVCache, KVGeometry
 from specdec.attention.paged import allocate_kv_cache, kv_bytes_per_token
 from specdec.errors import UnsupportedModelError
+from specdec.sampling.model_defaults import model_defaults
 from specdec.target import bridge
 from specdec.target.cache import cache_root
 from specdec.target.compiler import without_compiler
@@ -34,7 +35,7 @@ from specdec.target.trace import Trace, check_packed, own_logits, trace
 from specdec.types import AttentionRequirements, Needs, TargetInfo, TargetOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -165,6 +166,7 @@ class TargetModel:
         *,
         weight_bytes: int,
         stack: FusedStack | None = None,
+        sampling_defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """Hold a checked model; use `from_model` or `load_target` to make one."""
         self.info = info
@@ -175,6 +177,8 @@ class TargetModel:
         """The transformers model, possibly with fused modules in place of some of its own."""
         self.weight_bytes = weight_bytes
         """Bytes of the model's parameters and buffers."""
+        self.sampling_defaults: Mapping[str, Any] = sampling_defaults or {}
+        """What the model's authors set of `SamplingParams`."""
         self._parts = parts
         self._trace = traced
         self._stack = stack
@@ -232,7 +236,8 @@ class TargetModel:
         passed.remember()
         ends = eos_token_ids(generation_config, config, tokenizer)
         info = target_info(name, path, config, vocab_size=traced.vocab_size, eos_token_ids=ends)
-        return cls(parts, traced, info, tokenizer, weight_bytes=weight_bytes, stack=stack)
+        defaults = model_defaults(generation_config, name)
+        return cls(parts, traced, info, tokenizer, weight_bytes=weight_bytes, stack=stack, sampling_defaults=defaults)
 
     def requirements(self, block_size: int, trees: bool = False) -> AttentionRequirements:
         """What an attention backend must be able to do for this target."""

@@ -86,6 +86,7 @@ class Answer:
             body,
             max_tokens=self.max_tokens[0],
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            defaults=self.service.llm.get_default_sampling_params(),
             limits=self.service.config,
             wanted=body.response_format,
             structured=self.tool_choice.constraint(),

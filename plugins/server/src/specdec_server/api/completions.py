@@ -114,6 +114,7 @@ class Answer:
             body,
             max_tokens=1 if self._only_prompt else max_tokens,
             logprobs=body.logprobs,
+            defaults=self.service.llm.get_default_sampling_params(),
             limits=self.service.config,
             wanted=body.response_format,
         )

@@ -112,6 +112,7 @@ class Answer:
             body,
             max_tokens=body.max_output_tokens,
             logprobs=(body.top_logprobs or 0) if self._has_logprobs else None,
+            defaults=self.service.llm.get_default_sampling_params(),
             limits=self.service.config,
             wanted=self._format(),
             structured=self.tool_choice.constraint(),

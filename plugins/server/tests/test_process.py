@@ -206,6 +206,26 @@ def test_a_second_ctrl_c_ends_what_runs_and_tells_it(settings):
     assert server.lines[1:] == ["SIGINT: finishing what runs\n", "SIGINT again: ending what runs\n"]
 
 
+def test_a_body_that_does_not_come_is_answered_when_the_server_stops(settings):
+    server = Process("--config", str(settings), *OPTIONS)
+    server.wait_ready()
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
+        client.settimeout(30)
+        client.sendall(request_bytes("/v1/completions", {"prompt": "x"})[:-3])
+        while httpx.get(server.url + "/metrics", timeout=30).text.find("http_requests_active 2.0") < 0:
+            time.sleep(0.01)
+        for signals in (1, 2):
+            server.process.send_signal(signal.SIGTERM)
+            while len(server.lines) < 1 + signals and server.process.poll() is None:
+                time.sleep(0.01)
+        answer = read_to_end(client)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b'"code":"stopping"' in answer
+    assert server.process.wait(40) == 0
+    server.stop()
+    assert not any("Traceback" in line for line in server.lines), "".join(server.lines)
+
+
 def test_an_address_is_one_servers_from_the_start():
     """Both would load a model for minutes; then the second has nothing to listen on."""
     first = listen(ServerConfig(port=0))

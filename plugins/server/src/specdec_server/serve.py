@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = variable_name("server.api_key")
 _POLL_SECONDS = 0.05
+_HURRIED_SECONDS = 1
+"""For clients to take their last words, after a second signal."""
 _BACKLOG = 2048
 """Connections that may wait to be taken."""
 
@@ -221,6 +223,7 @@ class Server(uvicorn.Server):
         elif self._service.draining:
             logger.warning("%s again: ending what runs", signal.Signals(sig).name)
             self._hurried = True
+            self.config.timeout_graceful_shutdown = _HURRIED_SECONDS
         else:
             logger.warning("%s: finishing what runs", signal.Signals(sig).name)
             self._service.draining = True

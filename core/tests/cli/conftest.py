@@ -9,6 +9,7 @@ import pytest
 from specdec.errors import InvalidRequestError
 from specdec.metrics import EngineStats
 from specdec.outputs import CompletionOutput, RequestOutput
+from specdec.sampling.params import SamplingParams
 from specdec.types import SpecStats
 
 
@@ -71,6 +72,9 @@ class FakeLLM:
 
     def get_tokenizer(self):
         return FakeTokenizer()
+
+    def get_default_sampling_params(self):
+        return SamplingParams()
 
     def generate(self, prompts, params, use_tqdm=True, speculation=None):
         self.calls.append((prompts, params, use_tqdm))

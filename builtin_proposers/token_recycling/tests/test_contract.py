@@ -20,7 +20,9 @@ class RecyclingContract(ProposerContract):
     @pytest.fixture
     def proposer(self) -> Proposer:
         config = TokenRecyclingConfig(speculative_token_tree=self.tree)
-        return propose(config, engine_context(num_speculative_tokens=self.num_speculative_tokens))
+        proposer = propose(config, engine_context(num_speculative_tokens=self.num_speculative_tokens))
+        proposer.load(None)
+        return proposer
 
 
 class TestChains(RecyclingContract):

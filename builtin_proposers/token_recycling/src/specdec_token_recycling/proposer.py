@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from specdec.drafting import Proposer
 from specdec.drafting.token_trees import check_size
 from specdec.sampling.ranking import first_tokens
 from specdec.types import Draft, Needs, ProposerCapabilities
-from specdec_token_recycling.table import SuccessorTable, TreeReader
+from specdec_token_recycling.table import KERNELS, SuccessorTable, TreeReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,13 +52,18 @@ class TokenRecyclingProposer(Proposer):
         self._reader = TreeReader(config.paths(engine.num_speculative_tokens))
         self._table = SuccessorTable(engine.target_info.vocab_size, self._reader.width)
 
+    def load(self, target: Any) -> None:
+        """Load what `propose` runs, so that no request waits for it."""
+        KERNELS.load()
+
     @torch.inference_mode()
     def propose(self, batch: ProposalInput) -> Draft:
         """See `Proposer.propose`."""
         assert batch.computed is not None
         self._learn(batch.computed)
+        limits = np.ascontiguousarray(batch.max_draft_tokens, dtype=np.int32)
         last_tokens = np.array([tokens[-1] for tokens in batch.token_ids], dtype=np.int64)
-        token_ids, parents, counts = self._reader.read(self._table, last_tokens, batch.max_draft_tokens)
+        token_ids, parents, counts = self._reader.read(self._table, last_tokens, limits)
         return Draft(
             token_ids=torch.from_numpy(token_ids),
             num_draft_tokens=torch.from_numpy(counts),
@@ -70,13 +75,13 @@ class TokenRecyclingProposer(Proposer):
         return {"table": self._table.nbytes}
 
     def _learn(self, computed: ComputedStep) -> None:
-        batch, logits = computed.batch, computed.target.logits
-        if len(batch.logits_indices) < len(batch.input_ids):
+        token_ids = computed.batch.input_ids.numpy(force=True)
+        rows = computed.batch.logits_indices.numpy(force=True)
+        if len(rows) < len(token_ids):
             self._learn_texts(computed)
-        if len(batch.logits_indices):
-            token_ids = batch.input_ids[batch.logits_indices]
-            likeliest = first_tokens(logits, self._table.width)
-            self._table.learn(token_ids.numpy(force=True), likeliest.numpy(force=True))
+        if len(rows):
+            likeliest = first_tokens(computed.target.logits, self._table.width)
+            self._table.learn(token_ids[rows], likeliest.numpy(force=True))
 
     def _learn_texts(self, computed: ComputedStep) -> None:
         """Learn what follows each token of a step with prompts. What the logits of some of them say comes after it."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specdec.cpu.library import Kernels
 from specdec.drafting.token_trees import in_order
 
 if TYPE_CHECKING:
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from specdec.drafting.token_trees import Path
 
 NOTHING = -1
-"""In place of a token that is not known. Behind it nothing is known either: it is the index of the table's last row."""
+"""In place of a token that is not known."""
+KERNELS = Kernels("specdec_token_recycling.reading")
 
 
 class SuccessorTable:
@@ -27,21 +29,18 @@ class SuccessorTable:
             vocab_size: ids lie below it.
             width: how many tokens are kept for each (M).
         """
-        self._successors = np.full((vocab_size + 1, width), NOTHING, dtype=np.int32)
+        self.successors = np.full((vocab_size, width), NOTHING, dtype=np.int32)
+        """int32 [V, M], `NOTHING` where nothing is known."""
 
     @property
     def width(self) -> int:
         """How many tokens are kept for each."""
-        return self._successors.shape[1]
+        return self.successors.shape[1]
 
     @property
     def nbytes(self) -> int:
         """Memory."""
-        return self._successors.nbytes
-
-    def of(self, token_ids: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-        """The tokens of these ranks, from 0, behind these tokens; `NOTHING` where none is known. All are int64."""
-        return self._successors[token_ids, ranks].astype(np.int64)
+        return self.successors.nbytes
 
     def learn(self, token_ids: np.ndarray, likeliest: np.ndarray) -> None:
         """Replace what is known of tokens; of equal tokens the last counts.
@@ -50,7 +49,7 @@ class SuccessorTable:
             token_ids: int64 [R].
             likeliest: int64 [R, M], the likeliest first.
         """
-        self._successors[token_ids] = likeliest
+        self.successors[token_ids] = likeliest
 
     def learn_followers(self, token_ids: np.ndarray, followers: np.ndarray) -> None:
         """Put what follows tokens in a text before what is known of them; of equal tokens the last counts.
@@ -59,17 +58,17 @@ class SuccessorTable:
             token_ids: int64 [n].
             followers: int64 [n].
         """
-        known = self._successors[token_ids]
+        known = self.successors[token_ids]
         found = known == followers[:, None]
         moved_to = np.where(found.any(axis=1), found.argmax(axis=1), self.width - 1)
         moves = np.arange(1, self.width) <= moved_to[:, None]
         known[:, 1:] = np.where(moves, known[:, :-1], known[:, 1:])
         known[:, 0] = followers
-        self._successors[token_ids] = known
+        self.successors[token_ids] = known
 
 
 class TreeReader:
-    """Reads drafts of one shape off a table, for all requests together, level by level."""
+    """Reads drafts of one shape off a table, for all requests in one call."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Order the nodes by depth, so that any number of the first of them is a tree.
@@ -81,10 +80,6 @@ class TreeReader:
         index = {path: node for node, path in enumerate(ordered)} | {(): -1}
         self._parents = np.array([index[path[:-1]] for path in ordered], dtype=np.int64)
         self._ranks = np.array([path[-1] for path in ordered], dtype=np.int64)
-        depths = np.array([len(path) for path in ordered])
-        self._levels = [
-            slice(*np.searchsorted(depths, [depth, depth + 1]).tolist()) for depth in range(1, depths[-1] + 1)
-        ]
 
     @property
     def width(self) -> int:
@@ -104,11 +99,10 @@ class TreeReader:
         Returns:
             int64 [N] tokens and int32 [N] parents as in `specdec.types.Draft`, and int32 [B] numbers of nodes.
         """
-        tokens = np.empty((len(last_tokens), len(self._ranks) + 1), dtype=np.int64)  # the root comes last: index -1
-        tokens[:, -1] = last_tokens
-        for level in self._levels:
-            tokens[:, level] = table.of(tokens[:, self._parents[level]], self._ranks[level])
-        kept = (tokens[:, :-1] != NOTHING) & (np.arange(len(self._ranks)) < limits[:, None])
-        place = np.full(tokens.shape, -1, dtype=np.int32)  # of the root too
-        place[:, :-1] = kept.cumsum(axis=1) - 1
-        return tokens[:, :-1][kept], place[:, self._parents][kept], kept.sum(axis=1, dtype=np.int32)
+        size = len(last_tokens) * len(self._ranks)
+        token_ids, parents = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int32)
+        counts = np.empty(len(last_tokens), dtype=np.int32)
+        shape = (self._parents, self._ranks)
+        read_drafts = KERNELS.function("read_drafts")
+        total = read_drafts(table.successors, *shape, last_tokens, limits, token_ids, parents, counts)
+        return token_ids[:total], parents[:total], counts

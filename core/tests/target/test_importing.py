@@ -57,19 +57,23 @@ print(is_torch_distributed_available(), torch.distributed.is_available())
     assert run(code) == "True True"
 
 
-@pytest.mark.parametrize(("setting", "told"), [("", False), ("1", True)])
-def test_transformers_knows_other_processes_where_there_are_some(setting: str, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("forgo", "setting", "told"), [("forgo", "", False), ("forgo", "1", True), ("", "", True), ("", "1", True)]
+)
+def test_transformers_knows_other_processes_unless_it_is_left_out(forgo: str, setting: str, told: bool) -> None:
     code = """
 import os, sys
+if sys.argv[2]:
+    os.environ["WORLD_SIZE"] = sys.argv[2]
+from specdec.target.importing import forgo_distributed, import_transformers
 if sys.argv[1]:
-    os.environ["WORLD_SIZE"] = sys.argv[1]
-from specdec.target.importing import import_transformers
+    forgo_distributed()
 import_transformers()
 from transformers.utils import is_torch_distributed_available
 import torch
 print(is_torch_distributed_available(), torch.distributed.is_available())
 """
-    assert run(code, setting) == f"{told} True"
+    assert run(code, forgo, setting) == f"{told} True"
 
 
 def test_torch_is_as_before_after_a_model_was_made() -> None:

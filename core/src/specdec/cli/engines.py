@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 def open_llm(config: EngineConfig) -> LLM:
     """An engine that waits for its results."""
     from specdec import LLM
+    from specdec.target.importing import forgo_distributed
 
+    forgo_distributed()
     return LLM.from_config(config)
 
 
 def open_async_llm(config: EngineConfig) -> AsyncLLM:
     """An engine that streams."""
     from specdec import AsyncLLM
+    from specdec.target.importing import forgo_distributed
 
+    forgo_distributed()
     return AsyncLLM.from_config(config)
 
 

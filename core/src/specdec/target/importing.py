@@ -1,9 +1,9 @@
 """Imports transformers and makes its models without what an engine never uses.
 
 To know which class is where, transformers reads all of its two thousand files when it is imported, and once more when
-its models are. It imports ``torch.distributed.tensor`` for models that are spread over processes. And PyTorch imports
-SymPy for symbolic shapes, which no tensor of an engine has. Together that was more than a quarter of the time until an
-engine of a small model was ready.
+its models are. It imports ``torch.distributed.tensor``, and with it SymPy, for models that are spread over processes.
+And PyTorch imports SymPy for symbolic shapes, which no tensor of an engine has. Together that was more than a quarter
+of the time until an engine of a small model was ready.
 """
 
 from __future__ import annotations
@@ -28,12 +28,22 @@ _READER = "transformers.utils.import_utils"
 """The module that looks for classes in transformers' files."""
 
 
-def import_transformers() -> None:
-    """Import transformers, for everything in this process; does nothing where it has been imported already.
+_is_alone = False
+"""Whether this process is a program that runs engines and nothing else."""
 
-    From then on transformers takes this torch for one without ``torch.distributed``, unless this process is one of
-    several that work together. A program that spreads other models over processes imports transformers before.
+
+def forgo_distributed() -> None:
+    """Let transformers, once it is imported, take this torch for one without ``torch.distributed``.
+
+    For programs that run engines and nothing else, such as the commands. It changes nothing in a process that is one of
+    several which work together.
     """
+    global _is_alone
+    _is_alone = True
+
+
+def import_transformers() -> None:
+    """Import transformers, for everything in this process; does nothing where it has been imported already."""
     if "transformers" in sys.modules:
         return
     with _reading_fast(), _as_if_alone():
@@ -45,9 +55,9 @@ def import_transformers() -> None:
 
 @contextmanager
 def _as_if_alone() -> Iterator[None]:
-    """Let torch say that it cannot work with other processes, unless it does."""
+    """Let torch say that it cannot work with other processes, where nothing will need that."""
     distributed = torch.distributed
-    if not distributed.is_available() or distributed.is_initialized() or "WORLD_SIZE" in os.environ:
+    if not _is_alone or not distributed.is_available() or distributed.is_initialized() or "WORLD_SIZE" in os.environ:
         yield
         return
     told, distributed.is_available = distributed.is_available, lambda: False

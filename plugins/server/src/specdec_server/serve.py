@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import attrs
 import uvicorn
 
+from specdec.cli.engines import open_async_llm
 from specdec.config.flags import read_config, read_table
 from specdec.config.load import variable_name
 from specdec.errors import ConfigError
@@ -49,10 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_keys(server_config, os.environ)
     check_certificate(server_config)
     listening = listen(server_config)
-    from specdec import AsyncLLM
-
     try:
-        llm = AsyncLLM.from_config(with_prometheus(engine_config))
+        llm = open_async_llm(with_prometheus(engine_config))
     except BaseException:
         listening.close()
         raise

@@ -13,6 +13,7 @@ SHOWN = (
         method="ngram", num_speculative_tokens=8, options={"prompt_lookup_min": 2, "prompt_lookup_max": 4}
     ),
     SpeculativeConfig(method="suffix", num_speculative_tokens=8),
+    SpeculativeConfig(method="token_recycling", num_speculative_tokens=2),
     SpeculativeConfig(method="medusa"),
     SpeculativeConfig(method="mlp_speculator"),
     SpeculativeConfig(method="eagle"),

@@ -67,9 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
     config, _ = read_config(arguments)
     params = read_sampling(arguments)
     prompts = read_prompts(arguments)
+    show = not arguments.no_progress and sys.stderr.isatty()
+    if show:
+        print(f"loading {config.model} …", file=sys.stderr)
     with engines.open_llm(config) as llm:
         params = with_defaults(arguments, params, llm.get_default_sampling_params())
-        show = not arguments.no_progress and sys.stderr.isatty()
         outputs = llm.generate([prompt.for_engine(llm) for prompt in prompts], params, use_tqdm=show)
         stats = llm.stats()
     write = write_json if arguments.json else write_text

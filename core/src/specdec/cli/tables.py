@@ -29,7 +29,7 @@ def stats_rows(stats: EngineStats, seconds: float) -> list[tuple[str, str]]:
     rate = stats.num_generated_tokens / seconds if seconds > 0 else 0.0
     rows = [
         ("generated", f"{stats.num_generated_tokens} tokens, {rate:.1f} tokens/s"),
-        ("steps", f"{stats.num_steps}; {time_shares(stats)}"),
+        ("steps", f"{stats.num_steps}; ms per step: {time_shares(stats)}"),
     ]
     if stats.num_cached_tokens:
         rows.append(("prefix cache", f"{stats.num_cached_tokens} prompt tokens reused"))
@@ -73,7 +73,7 @@ def time_shares(stats: EngineStats) -> str:
         ("propose", stats.propose_seconds),
         ("rest", stats.rest_seconds),
     )
-    return ", ".join(f"{name} {1000 * seconds / steps:.2f} ms" for name, seconds in stages)
+    return ", ".join(f"{name} {1000 * seconds / steps:.2f}" for name, seconds in stages)
 
 
 def accepted_at(spec: SpecStats) -> str:

@@ -58,7 +58,7 @@ def test_acceptance_at_a_position_is_of_all_drafts(drafted, shown):
 
 
 def test_times_of_stages_are_told_per_step() -> None:
-    stats = EngineStats(num_steps=4, step_seconds=0.1, target_seconds=0.06, verify_seconds=0.02, propose_seconds=0.01)
+    stats = EngineStats(num_steps=4, target_seconds=0.06, verify_seconds=0.02, propose_seconds=0.01, rest_seconds=0.01)
     told = "4; ms per step: target 15.00, verify 5.00, propose 2.50, rest 2.50"
     assert dict(stats_rows(stats, 1.0))["steps"] == told
 

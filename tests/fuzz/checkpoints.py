@@ -20,7 +20,7 @@ MASK_ID = 9
 
 _DENSE = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
 HEADS: dict[str, tuple[str, ...]] = {
-    "eagle": _DENSE,
+    "eagle": tuple([name for name in _DENSE if name != "mistral"]),  # these have a format of their own
     "eagle3": (*_DENSE, "qwen3_moe", "gpt_oss"),
     "peagle": (*_DENSE, "qwen3_moe", "gpt_oss"),
     "medusa": (*_DENSE, "gemma2", "qwen3_moe", "gpt_oss", "phi3", "deepseek_v3"),

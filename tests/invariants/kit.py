@@ -87,6 +87,7 @@ OPTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {
         ]
     },
     "composite, lookup and recycling": lambda target, other: {
+        "num_speculative_tokens": 3,
         "proposers": [
             {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
             {
@@ -94,10 +95,13 @@ OPTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {
                 "speculative_token_tree": "[(0,), (1,), (0, 0)]",
                 "num_speculative_tokens": 3,
             },
-        ]
+        ],
     },
     "token_recycling": lambda target, other: {},
-    "token_recycling, trees": lambda target, other: {"speculative_token_tree": "[(0,), (1,), (0, 0)]"},
+    "token_recycling, trees": lambda target, other: {
+        "speculative_token_tree": "[(0,), (1,), (0, 0)]",
+        "num_speculative_tokens": 3,
+    },
     "suffix": lambda target, other: {},
     "suffix, trees": lambda target, other: {"suffix_trees": True, "suffix_decoding_max_spec_factor": 4.0},
     "extract_hidden_states": lambda target, other: {"output_path": f"{target}-hidden-states"},

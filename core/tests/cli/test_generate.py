@@ -123,6 +123,15 @@ def test_no_prompt_on_a_terminal(cli, fake_engine, monkeypatch):
     assert (code, err) == (2, "error: no prompt: give one as an argument, with --prompts, or on standard input.\n")
 
 
+@pytest.mark.parametrize(("options", "told"), [((), "loading m …\n"), (("--no-progress",), "")])
+def test_a_terminal_is_told_that_the_model_is_loaded(cli, fake_engine, monkeypatch, options, told):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("specdec.cli.generate.sys.stderr", terminal)
+    cli("generate", "--model", "m", "--max-tokens", "9", *options, "p")
+    assert terminal.getvalue() == told
+
+
 def test_an_empty_prompt_is_the_engines_to_refuse(cli, fake_engine):
     assert cli("generate", "--model", "m", "") == (2, "", "error: the prompt is empty\n")
     assert fake_engine[0].closed

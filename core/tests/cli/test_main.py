@@ -281,30 +281,25 @@ def test_the_version_is_told_before_parsers_are_made(tmp_path):
     assert (done.stdout, done.stderr) == (f"specdec {__version__}\n", "[]\n")
 
 
-def test_help_makes_no_parsers_of_built_in_commands(tmp_path):
-    modules = {command.module for command in COMMANDS.values()}
+def imported(arguments, names, folder):
+    """Which of the named modules a command imports, in a process of its own."""
     code = (
-        "import sys; from specdec.cli.main import main; main(['--help']);"
-        f"sys.exit(str(sorted({modules} & set(sys.modules))))"
+        f"import sys; from specdec.cli.main import main; main({arguments});"
+        f"sys.exit(str(sorted({set(names)} & set(sys.modules))))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr == "[]\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    return done.stderr
+
+
+def test_help_makes_no_parsers_of_built_in_commands(tmp_path):
+    assert imported(["--help"], [command.module for command in COMMANDS.values()], tmp_path) == "[]\n"
 
 
 def test_listing_plugins_imports_nothing_heavy(tmp_path):
-    heavy = {"torch", "transformers", "numba", "numpy", "safetensors", "huggingface_hub"}
-    code = (
-        "import sys; from specdec.cli.main import main; main(['plugins']);"
-        f"sys.exit(str(sorted({heavy} & set(sys.modules))))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr == "[]\n"
+    heavy = ("torch", "transformers", "numba", "numpy", "safetensors", "huggingface_hub")
+    assert imported(["plugins"], heavy, tmp_path) == "[]\n"
 
 
 def test_help_of_a_command_imports_nothing_for_files_tables_or_other_commands(tmp_path):
-    code = (
-        "import sys; from specdec.cli.main import main; main(['generate', '--help']);"
-        "sys.exit(str(sorted({'rich', 'yaml', 'asyncio', 'specdec.cli.chat', 'specdec_server'} & set(sys.modules))))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr == "[]\n"
+    unneeded = ("rich", "yaml", "asyncio", "specdec.cli.chat", "specdec_server")
+    assert imported(["generate", "--help"], unneeded, tmp_path) == "[]\n"

@@ -182,8 +182,9 @@ def test_lengths_that_change_while_running(
 ) -> None:
     """Known bug 70: whole drafts, one token, none: whatever the number of requests asks for, in any order."""
     settings = method_settings(method, 4, model, other_model)
-    lengths = [[1, 1, 4], [2, 3, 1], [4, 5, 0], [6, 64, 3]]
-    settings["speculative_config"]["num_speculative_tokens_per_batch_size"] = lengths
+    speculative = settings["speculative_config"]
+    k = speculative["num_speculative_tokens"]
+    speculative["num_speculative_tokens_per_batch_size"] = [[1, 1, k], [2, 3, 1], [4, 5, 0], [6, 64, k - 1]]
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (30, 4, 22, 8, 26, 12, 16, 40)]
     engine = start(**settings)
     assert tokens(engine.generate(PROMPTS, params, use_tqdm=False)) == tokens(baseline(PROMPTS, params))

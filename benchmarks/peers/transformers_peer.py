@@ -15,6 +15,7 @@ class TransformersPeer(Peer):
         ).eval()
         self.generation = transformers.GenerationConfig.from_model_config(self.model.config)
         self.eos = getattr(self.model.generation_config, "eos_token_id", None)
+        self.lookup = _lookup(settings.get("speculative_config"))
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         return {"versions": versions, "threads": torch.get_num_threads()}
 
@@ -41,8 +42,19 @@ class TransformersPeer(Peer):
                 max_new_tokens=settings["max_tokens"],
                 eos_token_id=eos,
                 pad_token_id=0,
+                **self.lookup,
             )
         return [_until(row[width:].tolist(), eos) for row in result]
+
+
+def _lookup(speculative):
+    """The options of prompt lookup that do what n-gram speculation is asked for."""
+    if not speculative:
+        return {}
+    return {
+        "prompt_lookup_num_tokens": speculative["num_speculative_tokens"],
+        "max_matching_ngram_size": speculative["prompt_lookup_max"],
+    }
 
 
 def _until(token_ids, eos):

@@ -1,5 +1,6 @@
 """The configuration classes: one default a field, a docstring a field, strict values."""
 
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from specdec.config import EngineConfig, PluginsConfig, SpeculativeConfig, from_kwargs
 from specdec.config.introspect import field_docs, leaves
 from specdec.config.problems import InvalidValueError, SettingsConflictError
+from specdec.config.vllm_keys import ENGINE_ADVICE
 from specdec.errors import ConfigError, SpecdecError
 
 
@@ -135,6 +137,28 @@ def test_closest_name_is_given():
         from_kwargs("m", dtype="bf16")
     with pytest.raises(ConfigError, match=r"unknown setting 'plugins.blok'. Did you mean 'block'?"):
         from_kwargs("m", plugins={"blok": []})
+
+
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("gpu_memory_utilization", "kv_cache_memory"),
+        ("gpu-memory-utilization", "kv_cache_memory"),
+        ("enable_lora", "Adapters are not supported"),
+        ("num_speculative_tokens", "speculative_config"),
+    ],
+)
+def test_what_vllms_engine_takes_besides_is_explained(key, advice):
+    with pytest.raises(ConfigError, match=rf"unknown setting '{key}'\. .*{advice}"):
+        from_kwargs("m", **{key: 1})
+
+
+def test_advice_for_arguments_of_vllm_names_what_exists():
+    """No argument has advice and exists as well; settings that the advice names exist."""
+    own = {field.name for field in attrs.fields(EngineConfig)}
+    assert not set(ENGINE_ADVICE) & own
+    named = {word for text in ENGINE_ADVICE.values() for word in re.findall(r"[a-z]+(?:_[a-z]+)+", text)}
+    assert named - {"speculative_config"} <= own  # that one is the table's name in Python
 
 
 def test_several_mistakes_are_told_together():

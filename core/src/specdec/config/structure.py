@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
@@ -32,13 +33,20 @@ from specdec.config.problems import (
     join,
     together,
 )
-from specdec.config.schema import SpeculativeConfig
+from specdec.config.schema import EngineConfig, SpeculativeConfig
 from specdec.config.sizes import ALLOWED as SIZE_ALLOWED
 from specdec.config.sizes import is_size, parse_size
 from specdec.config.validators import choice, find_check, hint_for
+from specdec.config.vllm_keys import ENGINE_ADVICE
 from specdec.errors import ConfigError, SpecdecError
 
 T = TypeVar("T")
+
+DEFAULT = "default"
+"""Origin of a value that no source sets."""
+
+POSITIONAL = "MODEL"
+"""Origin of the one value that the command line takes without an option."""
 
 
 class _NotAllowed(Exception):
@@ -259,7 +267,8 @@ def _class_problems(error: Exception, cls: Any, data: Any, path: str) -> Iterato
     known = [attribute.name for attribute in attrs.fields(cls) if attribute.name != "options"]
     if isinstance(error, ForbiddenExtraKeysError):
         for key in sorted(map(str, error.extra_fields)):
-            yield UnknownSettingError(join(path, key), known)
+            advice = ENGINE_ADVICE.get(key.replace("-", "_")) if cls is EngineConfig else None
+            yield UnknownSettingError(join(path, key), known, advice=advice)
     elif note is None:
         yield _from_validator(error, cls, data, path)
     elif isinstance(error, KeyError):
@@ -315,14 +324,43 @@ def _prefixed(section: str, path: str) -> str:
     return path if not section or path == section or path.startswith(f"{section}.") else join(section, path)
 
 
+@contextmanager
+def naming_origins(origins: Mapping[str, str]) -> Iterator[None]:
+    """Let what is raised inside say where the setting at fault came from; see `placed`."""
+    try:
+        yield
+    except SpecdecError as error:
+        problem = placed(error, origins)
+        if problem is error:
+            raise
+        raise problem from error
+
+
 def placed(problem: SpecdecError, origins: Mapping[str, str]) -> SpecdecError:
-    """The problem with where its value, or else the table it is in, came from, as ``origins`` (by dotted path) says."""
+    """The problem with where its value, or else the table it is in, came from, as ``origins`` (by dotted path) says.
+
+    What says its origin already is left alone. Problems without a place for it get a note, unless the value stands on
+    the command line, where nobody has to look for it.
+    """
     if isinstance(problem, SeveralProblemsError):
-        return SeveralProblemsError([placed(one, origins) for one in problem.problems])
-    if isinstance(problem, InvalidValueError | UnknownSettingError) and problem.path:
-        origin = nearest_origin(problem.path.partition("[")[0], origins)
-        return problem.moved(problem.path, origin) if origin else problem
+        parts = [placed(one, origins) for one in problem.problems]
+        changed = any(new is not old or _notes(new) for new, old in zip(parts, problem.problems, strict=True))
+        return SeveralProblemsError(parts) if changed else problem
+    if not problem.path or isinstance(problem, MissingSettingError):
+        return problem
+    origin = nearest_origin(problem.path.partition("[")[0], origins)
+    if origin in (None, "", DEFAULT):
+        return problem
+    if isinstance(problem, InvalidValueError | UnknownSettingError):
+        return problem if problem.origin else problem.moved(problem.path, origin)
+    note = f"{problem.path} comes from {origin}"
+    if not str(origin).startswith(("-", POSITIONAL)) and note not in _notes(problem):
+        problem.add_note(note)
     return problem
+
+
+def _notes(problem: SpecdecError) -> list[str]:
+    return getattr(problem, "__notes__", [])
 
 
 def nearest_origin(path: str, origins: Mapping[str, str]) -> str | None:

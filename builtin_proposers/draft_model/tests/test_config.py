@@ -15,7 +15,7 @@ def options(**values: Any) -> Any:
 
 
 def test_a_model_is_needed() -> None:
-    with pytest.raises(ConfigError, match=r"speculative\.model is missing.*needs a model to draft with"):
+    with pytest.raises(ConfigError, match=r"speculative\.model is not set\. It must be given: the drafter"):
         options()
 
 

@@ -13,6 +13,9 @@ from typing import Self
 class SpecdecError(Exception):
     """Base of every error a user of specdec can cause or must act on."""
 
+    path: str | None = None
+    """Dotted path of the setting at fault, where one is."""
+
 
 # --- configuration and requests -----------------------------------------------------------------
 
@@ -66,6 +69,7 @@ class ModelNameError(SpecdecError):
 
     def __init__(self, problem: str, *, option: str = "model") -> None:
         super().__init__(f"{option}: {problem}")
+        self.path = option
         self.problem = problem
         self.option = option
         """Dotted path of the setting."""

@@ -47,11 +47,14 @@ class LLM:
         proposer: Proposer | None = None,
         **settings: Any,
     ) -> None:
-        from specdec.config import from_kwargs
+        from specdec.config.load import from_kwargs_with_origins
+        from specdec.config.structure import naming_origins
         from specdec.engine.frontend import speculative_settings
 
         speculative = speculative_settings(speculative_config, proposer)
-        self._start(from_kwargs(model, speculative_config=speculative, **settings), proposer)
+        config, origins = from_kwargs_with_origins(model, speculative_config=speculative, **settings)
+        with naming_origins(origins):
+            self._start(config, proposer)
 
     @classmethod
     def from_config(cls, config: EngineConfig, proposer: Proposer | None = None) -> LLM:

@@ -116,6 +116,8 @@ def fake_engine(monkeypatch):
     FakeLLM.made = []
     for name in ("open_llm", "open_async_llm"):
         monkeypatch.setattr(f"specdec.cli.engines.{name}", FakeLLM)
+    monkeypatch.setattr("specdec.cli.engines.check", lambda config: None)
+    monkeypatch.setattr("specdec.cli.bench.check_plugins", lambda config, sources: None)
     monkeypatch.setattr("specdec.cli.prompts.chat_token_ids", lambda engine, messages: [len(messages), 7])
     return FakeLLM.made
 

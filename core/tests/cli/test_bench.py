@@ -9,6 +9,7 @@ from specdec.cli.bench import show
 from specdec.cli.prompts import bundled_sets, read_set
 from specdec.cli.tables import accepted_at, stats_rows
 from specdec.config import SpeculativeConfig, from_kwargs
+from specdec.errors import ConfigError
 from specdec.metrics import EngineStats
 from specdec.types import SpecStats
 
@@ -180,6 +181,34 @@ def test_mistakes_are_told_before_measuring(cli, fake_engine, argv, message):
     code, _, err = cli("bench", *argv)
     assert code == 2
     assert message in err
+    assert fake_engine == []
+
+
+@pytest.mark.parametrize(
+    ("also", "message"),
+    [
+        ('{"method": "nosuch"}', "No proposer named 'nosuch'"),
+        ('{"method": "ngram", "prompt_lookup_max": "x"}', "prompt_lookup_max = 'x' (--also): must be an integer"),
+    ],
+)
+@pytest.mark.parametrize("command", ["bench", "doctor"])
+def test_all_methods_are_checked_before_measuring(command, also, message, cli, monkeypatch):
+    pytest.importorskip("specdec_ngram")
+    monkeypatch.setattr("specdec.cli.measuring.variants_of", None)
+    monkeypatch.setattr("specdec.cli.diagnosis.measure_step_times", None)
+    code, _, err = cli(command, "m", *METHOD, "--also", also)
+    assert code == 2
+    assert message in err
+
+
+def test_what_one_engine_refuses_is_told_before_another_is_loaded(cli, fake_engine, monkeypatch):
+    def refuse(config):
+        if config.speculative is not None:
+            raise ConfigError("a head for another model")
+
+    monkeypatch.setattr("specdec.cli.engines.check", refuse)
+    code, _, err = cli("bench", "m", *METHOD)
+    assert (code, err) == (2, "error: a head for another model\n")
     assert fake_engine == []
 
 

@@ -5,7 +5,9 @@ import tomllib
 
 import pytest
 
+from specdec import LLM
 from specdec.config import from_kwargs, load
+from specdec.errors import PluginNotFoundError
 
 
 def table(out):
@@ -156,3 +158,33 @@ def test_mistakes_about_several_plugins_and_tables_are_reported_together(cli, tm
     assert err.startswith("error: 4 settings are wrong:\n")
     for words in ("No proposer named 'ngrm'", "'verifier_options.x' (specdec.toml:", "'spda'", "'server.prot'"):
         assert words in err
+
+
+@pytest.mark.parametrize("command", [["generate", "hi"], ["config"]])
+def test_a_plugins_mistakes_name_their_place(command, cli, tmp_path):
+    """Whoever finds the mistake, the engine as it starts or this command, says where the value stands."""
+    pytest.importorskip("specdec_ngram")
+    text = 'model = "m"\nverifier = "nosuch"\n[speculative]\nmethod = "ngram"\nprompt_lookup_max = "x"\n'
+    (tmp_path / "specdec.toml").write_text(text)
+    code, _, err = cli(*command)
+    assert code == 2
+    assert "speculative.prompt_lookup_max = 'x' (specdec.toml:5): must be an integer" in err
+    assert "No verifier named 'nosuch'" in err
+    assert "(verifier comes from specdec.toml:2)" in err
+
+
+def test_mistakes_found_with_the_model_name_their_place(cli, tmp_path):
+    (tmp_path / "specdec.toml").write_text('\nmodel = "./nowhere"\n')
+    code, _, err = cli("generate", "hi")
+    assert code == 2
+    assert err.endswith("\n  model comes from specdec.toml:2\n")
+    _, _, err = cli("generate", "--model", "./nowhere", "hi")
+    assert "comes from" not in err, "nobody has to look for what was typed"
+
+
+def test_programs_are_told_which_variable_is_wrong(monkeypatch):
+    monkeypatch.setenv("SPECDEC_VERIFIER", "nosuch")
+    with pytest.raises(PluginNotFoundError) as caught:
+        LLM("m")
+    assert caught.value.path == "verifier"
+    assert caught.value.__notes__ == ["verifier comes from environment SPECDEC_VERIFIER"]

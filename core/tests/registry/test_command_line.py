@@ -114,6 +114,17 @@ def test_info_describes_a_plugin_and_its_options(toys: Toys, capsys: pytest.Capt
     }
 
 
+def test_info_tells_what_must_be_given(toys: Toys, capsys: pytest.CaptureFixture[str]) -> None:
+    """What has no default is required, and what has none by default is not set."""
+    options = OPTIONS.replace("depth: int = 3", 'file: str | None = None\n    """Where to look."""\n    depth: int')
+    toys.proposer("toy-needy", "needy", options)
+    assert main(["plugins", "info", "needy"]) == 0
+    out = capsys.readouterr().out
+    assert "  speculative.depth (required)  How deep to look.\n" in out
+    assert "  speculative.file (not set)  Where to look.\n" in out
+    assert "None" not in out
+
+
 def test_info_about_a_plugin_that_fails_on_import(toys: Toys, capsys: pytest.CaptureFixture[str]) -> None:
     toys.proposer("toy-bad", "bad", "raise ImportError('no luck')")
     assert main(["plugins", "info", "bad"]) == 0

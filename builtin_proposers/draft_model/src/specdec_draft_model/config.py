@@ -8,7 +8,6 @@ from attrs import field, frozen
 from attrs.validators import optional
 
 from specdec.config import validators as check
-from specdec.errors import ConfigError
 from specdec.types import DEFAULT_DRAFT_SAMPLE_METHOD, DRAFT_SAMPLE_METHODS
 
 
@@ -18,8 +17,9 @@ class DraftModelConfig:
 
     SECTION: ClassVar[str] = "speculative"
 
-    model: str | None = field(default=None, validator=optional(check.text()))
-    """The drafter: a directory, a model id, a .gguf file or a bundled name such as demo:qwen2.5-coder-0.5b."""
+    model: str = field(validator=check.text())
+    """The drafter, for example a small model of the target's family: a directory, a model id, a .gguf file or a bundled
+    name such as demo:qwen2.5-coder-0.5b."""
     draft_sample_method: str = field(default=DEFAULT_DRAFT_SAMPLE_METHOD, validator=check.choice(*DRAFT_SAMPLE_METHODS))
     """How draft tokens are picked at temperature above 0: drawn with the target's own noise ("coupled", of which the
     verifier match keeps most), drawn from the draft's own law ("probabilistic", for verifiers that use draft
@@ -43,11 +43,3 @@ class DraftModelConfig:
     """Where the drafter runs; where the target runs when not set."""
     draft_num_threads: int | None = field(default=None, validator=optional(check.integer(1, 4096)))
     """CPU threads of the drafter; as many as the target has when not set."""
-
-    def __attrs_post_init__(self) -> None:
-        if self.model is None:
-            raise ConfigError(
-                "speculative.model is missing: the method 'draft_model' needs a model to draft with, for example a "
-                "small one of the target's family",
-                path="speculative.model",
-            )

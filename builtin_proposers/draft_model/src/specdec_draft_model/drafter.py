@@ -98,7 +98,6 @@ def check(config: DraftModelConfig, engine: EngineContext) -> ProposerCapabiliti
         ModelNotFoundError: there is no such model.
         ConfigError: it cannot be used as a drafter, or an option does not fit it.
     """
-    assert config.model is not None  # `DraftModelConfig` asks for it
 
     def is_a_model(_: str, directory: Path) -> None:
         if engine.registry is not None:

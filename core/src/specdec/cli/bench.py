@@ -13,6 +13,7 @@ import attrs
 
 from specdec.cli import measuring
 from specdec.cli.commands import COMMANDS
+from specdec.cli.config import check_plugins
 from specdec.cli.parser import Subparsers, UsageError, add_command
 from specdec.cli.prompts import Prompt, bundled_sets, read_set
 from specdec.config import SpeculativeConfig, structure, to_dict
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     from specdec.sampling.params import SamplingParams
 
     config, sources = read_config(arguments)
-    variants = measuring.variants_of(fair(config, sources), speculative_configs(config, arguments.also))
+    variants = measuring.variants_of(fair(config, sources), speculative_configs(config, sources, arguments.also))
     prompts = read_prompts(arguments)
     params = SamplingParams(
         temperature=arguments.temperature, max_tokens=arguments.max_tokens, ignore_eos=arguments.ignore_eos
@@ -117,24 +118,46 @@ def fair(config: EngineConfig, sources: Mapping[str, str]) -> EngineConfig:
     return attrs.evolve(config, enable_prefix_caching=False)
 
 
-def speculative_configs(config: EngineConfig, also: Sequence[str]) -> list[SpeculativeConfig]:
+def speculative_configs(
+    config: EngineConfig, sources: Mapping[str, str], also: Sequence[str]
+) -> list[SpeculativeConfig]:
     """The speculative configurations to compare with plain decoding.
 
     Raises:
         UsageError: there is none, or one is not a JSON object.
-        ConfigError: one has a bad value.
+        SpecdecError: one has a bad value, or names a method that cannot be used.
     """
-    configs = [] if config.speculative is None else [config.speculative]
-    for text in also:
-        try:
-            configs.append(structure(SpeculativeConfig, parse_object(text), "speculative"))
-        except ValueError as error:
-            raise UsageError(f"--also {text!r}: must be {error}.") from error
+    configs = given_methods(config, sources, also)
     if not configs:
         raise UsageError(
             "bench compares plain decoding with speculation, and no method is set. "
             "Add for example --speculative.method ngram."
         )
+    return configs
+
+
+def given_methods(config: EngineConfig, sources: Mapping[str, str], also: Sequence[str]) -> list[SpeculativeConfig]:
+    """The configuration's method and those of ``--also``; each plugin has checked its options.
+
+    Args:
+        config: the engine's.
+        sources: origins of its settings, by dotted path.
+        also: JSON objects.
+
+    Raises:
+        UsageError: one is not a JSON object.
+        SpecdecError: one has a bad value, or names a method that cannot be used.
+    """
+    check_plugins(config, sources)
+    configs = [] if config.speculative is None else [config.speculative]
+    for text in also:
+        origins = {SpeculativeConfig.SECTION: "--also"}
+        try:
+            one = structure(SpeculativeConfig, parse_object(text), SpeculativeConfig.SECTION, origins)
+        except ValueError as error:
+            raise UsageError(f"--also {text!r}: must be {error}.") from error
+        check_plugins(attrs.evolve(config, speculative=one), origins)
+        configs.append(one)
     return configs
 
 

@@ -15,8 +15,7 @@ from specdec.config import describe, to_dict, to_toml
 from specdec.config.flags import add_config_flags, add_model_argument, add_table_flags, read_config, read_table
 from specdec.config.load import COMMAND_TABLES, DEFAULT
 from specdec.config.problems import Problems
-from specdec.config.structure import placed
-from specdec.errors import ConfigError
+from specdec.config.structure import naming_origins
 
 if TYPE_CHECKING:
     from specdec.config import EngineConfig, Setting
@@ -117,10 +116,8 @@ def check_plugins(config: EngineConfig, sources: Mapping[str, str]) -> tuple[Any
     from specdec.registry.selection import select_plugins
 
     method = None if config.speculative is None else config.speculative.method
-    try:
+    with naming_origins(sources):
         selected = select_plugins(config, Registry(config.plugins), method)
-    except ConfigError as error:
-        raise placed(error, sources) from error
     pairs = [("verifier", selected.verifier), ("method", selected.method)]
     notices = [
         f"{kind} {one.name}: {one.options.NOTICE}" for kind, one in pairs if one and hasattr(one.options, "NOTICE")

@@ -6,27 +6,25 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from specdec.cli import diagnosis, measuring
-from specdec.cli.bench import check_writable, fair, read_prompts
+from specdec.cli.bench import check_writable, fair, given_methods, read_prompts
 from specdec.cli.bench import count as positive
 from specdec.cli.commands import COMMANDS
 from specdec.cli.parser import Subparsers, UsageError, add_command
 from specdec.cli.prompts import bundled_sets
-from specdec.config import SpeculativeConfig, structure
 from specdec.config.describe import toml_of
 from specdec.config.flags import add_config_flags, add_model_argument, read_config
-from specdec.config.text import parse_object
 from specdec.errors import SpecdecError
 
 if TYPE_CHECKING:
     from specdec.cli.diagnosis import Diagnosis, MethodFacts
-    from specdec.config import EngineConfig
+    from specdec.config import EngineConfig, SpeculativeConfig
     from specdec.sampling.params import SamplingParams
 
 EXAMPLES = """\
@@ -104,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     from specdec.sampling.params import SamplingParams
 
     config, sources = read_config(arguments)
-    candidates, incomplete = _candidates(arguments, config)
+    candidates, incomplete = _candidates(arguments, config, sources)
     if arguments.plot:
         from specdec.cli.plot import require_matplotlib
 
@@ -130,16 +128,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _candidates(arguments: argparse.Namespace, config: EngineConfig) -> tuple[list[SpeculativeConfig], dict[str, str]]:
+def _candidates(
+    arguments: argparse.Namespace, config: EngineConfig, sources: Mapping[str, str]
+) -> tuple[list[SpeculativeConfig], dict[str, str]]:
     """What to try: the configuration's method, those of ``--also``, and what is installed."""
     k = arguments.num_speculative_tokens
-    given = [] if config.speculative is None else [config.speculative]
-    for text in arguments.also:
-        try:
-            given.append(structure(SpeculativeConfig, parse_object(text), "speculative"))
-        except ValueError as error:
-            raise UsageError(f"--also {text!r}: must be {error}.") from error
-    given = [attrs.evolve(one, num_speculative_tokens=k, num_speculative_tokens_per_batch_size=None) for one in given]
+    given = [
+        attrs.evolve(one, num_speculative_tokens=k, num_speculative_tokens_per_batch_size=None)
+        for one in given_methods(config, sources, arguments.also)
+    ]
     if arguments.only_given:
         if not given:
             raise UsageError("--only-given needs a method, with --speculative-config or --also.")

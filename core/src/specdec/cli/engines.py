@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from specdec.llm import LLM
 
 
+def check(config: EngineConfig) -> None:
+    """Refuse what an engine would refuse before it reads weights."""
+    from specdec.engine.build import check
+
+    check(config)
+
+
 def open_llm(config: EngineConfig) -> LLM:
     """An engine that waits for its results."""
     from specdec import LLM

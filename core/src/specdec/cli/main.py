@@ -13,7 +13,7 @@ from typing import Any
 
 from specdec.cli.commands import COMMANDS
 from specdec.cli.parser import Listed, Parser, UsageError
-from specdec.config.problems import closest
+from specdec.config.problems import closest, with_notes
 from specdec.errors import SpecdecError
 from specdec.version import __version__
 from specdec.wording import reason_of
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # here a failure can still be told
         return code
     except SpecdecError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {with_notes(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -91,7 +91,14 @@ def run(argv: list[str]) -> int:
     if arguments.command is None:
         parser.print_help()
         return 0
-    code = arguments.run(arguments)
+    try:
+        code = arguments.run(arguments)
+    except SpecdecError:
+        from specdec.config.flags import origins_read
+        from specdec.config.structure import naming_origins
+
+        with naming_origins(origins_read(arguments)):
+            raise
     return int(code or 0)
 
 

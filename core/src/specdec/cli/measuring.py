@@ -170,6 +170,8 @@ def _running(
 ) -> Iterator[tuple[_Engines, list[Any], list[SamplingParams]]]:
     """Warm engines of the variants, the prompts as they take them, and their parameters."""
     with ExitStack() as stack:
+        for variant in variants if len(variants) > 1 else ():  # the last one's mistakes before the first one's loading
+            engines.check(variant.config)
         engines_of = list[tuple[Variant, Any]]()
         for variant in variants:
             shared = next((engine for other, engine in engines_of if other.config == variant.config), None)

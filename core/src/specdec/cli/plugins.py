@@ -23,6 +23,7 @@ from specdec.registry.catalogue import DISTRIBUTIONS, KINDS
 from specdec.registry.machine import obstacle
 from specdec.registry.messages import did_you_mean
 from specdec.registry.policy import core_requirement
+from specdec.wording import shown
 
 if TYPE_CHECKING:
     from specdec.config import PluginsConfig
@@ -187,7 +188,7 @@ def run_info(arguments: argparse.Namespace) -> int:
         if options:
             console.print("options")
         for option in options:
-            console.print(f"  {option['name']} = {option['default']}  {option['doc']}", markup=False)
+            console.print(f"  {_option_line(option)}", markup=False)
         console.print()
     return 0
 
@@ -222,6 +223,17 @@ def _options(registry: Registry, kind: str, name: str) -> list[dict[str, Any]]:
         }
         for leaf in leaves(plugin.build("config_class"))
     ]
+
+
+def _option_line(option: dict[str, Any]) -> str:
+    """An option as the configuration shows it: name, what holds when it is not given, meaning."""
+    if option["required"]:
+        value = "(required)"
+    elif option["default"] is None:
+        value = "(not set)"
+    else:
+        value = f"= {shown(option['default'])}"
+    return f"{option['name']} {value}  {option['doc']}"
 
 
 def _plain(default: Any) -> Any:

@@ -14,6 +14,7 @@ from specdec.config.load import load, load_table, variable_name
 from specdec.config.problems import InvalidValueError
 from specdec.config.schema import EngineConfig, SpeculativeConfig
 from specdec.config.sizes import is_size
+from specdec.config.structure import POSITIONAL as _POSITIONAL
 from specdec.config.text import is_list_of_scalars, parse_text, parse_untyped
 from specdec.config.validators import find_check
 from specdec.errors import ConfigError
@@ -24,11 +25,11 @@ T = TypeVar("T")
 _OVERRIDES = "settings"
 """Attribute of the parsed arguments that collects path -> (value, option)."""
 
-_POSITIONAL = "MODEL"
-"""The argument that is the model; every command without other arguments has it."""
-
 _TABLES = "command_tables"
 """Attribute that names the commands' own tables whose settings may be among them."""
+
+_ORIGINS = "origins_of_settings"
+"""Attribute for the origins of what was read, by dotted path."""
 
 
 def flag_name(path: str) -> str:
@@ -104,7 +105,9 @@ def read_config(arguments: argparse.Namespace) -> tuple[EngineConfig, dict[str, 
     """
     tables = getattr(arguments, _TABLES, ())
     values, origins = _given(arguments, lambda path: path.partition(".")[0] not in tables)
-    return load(arguments.config, values, origins=origins)
+    config, found = load(arguments.config, values, origins=origins)
+    origins_read(arguments).update(found)
+    return config, found
 
 
 def read_table(arguments: argparse.Namespace, cls: type[T], table: str) -> tuple[T, dict[str, str]]:
@@ -114,7 +117,15 @@ def read_table(arguments: argparse.Namespace, cls: type[T], table: str) -> tuple
         ConfigError: as `specdec.config.load_table`.
     """
     values, origins = _given(arguments, lambda path: path.partition(".")[0] == table)
-    return load_table(table, cls, arguments.config, values, origins=origins)
+    config, found = load_table(table, cls, arguments.config, values, origins=origins)
+    origins_read(arguments).update(found)
+    return config, found
+
+
+def origins_read(arguments: argparse.Namespace) -> dict[str, str]:
+    """The origins of the settings that a command has read, by dotted path; filled as it reads them."""
+    origins: dict[str, str] = vars(arguments).setdefault(_ORIGINS, {})
+    return origins
 
 
 def _given(arguments: argparse.Namespace, wanted: Callable[[str], bool]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -287,6 +298,7 @@ __all__ = [
     "add_flag",
     "add_table_flags",
     "flag_name",
+    "origins_read",
     "read_class",
     "read_config",
     "read_table",

@@ -23,6 +23,7 @@ from specdec.config.problems import (
     join,
 )
 from specdec.config.schema import EngineConfig, SpeculativeConfig
+from specdec.config.structure import DEFAULT as DEFAULT
 from specdec.config.structure import nearest_origin, structure
 from specdec.config.text import parse_text
 
@@ -31,9 +32,6 @@ T = TypeVar("T")
 ENVIRONMENT_PREFIX = "SPECDEC_"
 CONFIG_VARIABLE = "SPECDEC_CONFIG"
 """Names the configuration file when no option does."""
-
-DEFAULT = "default"
-"""Origin of a value that no source sets."""
 
 COMMAND_TABLES = {"server": "serve"}
 """Tables that belong to a command, not to the engine, and that command. `load` leaves them out of a file; the command
@@ -121,7 +119,12 @@ def load_table(
 
 
 def from_kwargs(model: str | os.PathLike[str], **kwargs: Any) -> EngineConfig:
-    """The configuration for ``LLM(model, **kwargs)``.
+    """The configuration for ``LLM(model, **kwargs)``; see `from_kwargs_with_origins`."""
+    return from_kwargs_with_origins(model, **kwargs)[0]
+
+
+def from_kwargs_with_origins(model: str | os.PathLike[str], **kwargs: Any) -> tuple[EngineConfig, dict[str, str]]:
+    """The configuration for ``LLM(model, **kwargs)``, and the origins of what environment variables set.
 
     Args:
         model: the target model.
@@ -139,8 +142,9 @@ def from_kwargs(model: str | os.PathLike[str], **kwargs: Any) -> EngineConfig:
             )
         kwargs["speculative"] = kwargs.pop("speculative_config")
     values = {name: _plain(value) for name, value in {"model": model, **kwargs}.items()}
-    config, _ = combine([environment_layer(os.environ), Layer(values, {}, tuple(values))])
-    return config
+    layers = [environment_layer(os.environ), Layer(values, {}, tuple(values))]
+    config, origins = combine(layers)
+    return config, {path: at for path, at in origins.items() if at != DEFAULT}
 
 
 def combine(layers: Iterable[Layer]) -> tuple[EngineConfig, dict[str, str]]:

@@ -94,7 +94,7 @@ class SeveralProblemsError(ConfigError):
 
     def __init__(self, problems: Sequence[SpecdecError]) -> None:
         self.problems = tuple(problems)
-        lines = "\n".join(f"  - {problem}" for problem in problems)
+        lines = "\n".join(f"  - {with_notes(problem, ' (', ')')}" for problem in problems)
         super().__init__(f"{len(problems)} settings are wrong:\n{lines}", path=getattr(problems[0], "path", None))
 
 
@@ -118,6 +118,11 @@ class Problems:
         """Raise what was gathered, if anything."""
         if self._found:
             raise together(self._found)
+
+
+def with_notes(problem: SpecdecError, before: str = "\n  ", after: str = "") -> str:
+    """A problem's text and its notes, which say where its setting came from."""
+    return str(problem) + "".join(f"{before}{note}{after}" for note in getattr(problem, "__notes__", ()))
 
 
 def together(problems: Sequence[SpecdecError]) -> SpecdecError:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from specdec.drafting.base import Proposer
     from specdec.engine.constraints import Constraints
     from specdec.metrics.loggers import StatLogger
+    from specdec.registry.selection import Selection
     from specdec.target.model import FoundTarget, TargetModel
     from specdec.verify.base import Verifier
 
@@ -62,27 +63,33 @@ class Parts:
     constraints: Constraints
 
 
-def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
-    """Load the target, select the plugins and size the KV cache.
+@attrs.frozen(eq=False)
+class _Checked:
+    """What is known of an engine before weights are read."""
 
-    Args:
-        config: validated configuration.
-        proposer: an object to draft with instead of one made by ``config.speculative.method``;
-            ``config.speculative`` still says how many tokens it may draft.
+    registry: Registry
+    selection: Selection
+    found: FoundTarget
+    context: EngineContext
+    verifier: Verifier
+    label: str
+    """The proposer, for messages."""
+
+
+def check(config: EngineConfig, proposer: Proposer | None = None) -> None:
+    """Refuse what can be refused before weights are read; `build` begins with the same.
 
     Raises:
-        SpecdecError: a name, a checkpoint or a limit is wrong; nothing is left behind.
+        SpecdecError: a name, an option, a checkpoint's configuration or a limit is wrong.
     """
-    import torch
+    _checked(config, proposer)
 
-    from specdec.cpu.library import keep_in
-    from specdec.target.model import find_target, load_target
+
+def _checked(config: EngineConfig, proposer: Proposer | None) -> _Checked:
+    from specdec.target.model import find_target
 
     if proposer is not None:
         _check_object(proposer)
-    keep_in(config.cache_dir)
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
     registry = Registry(config.plugins)
     selection = select_plugins(config, registry, _method(config, registry) if proposer is None else None)
     found = find_target(config, registry.check_target)
@@ -98,7 +105,32 @@ def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
             assert config.speculative is not None  # it names the method
             _check_pair(drafts, label, verifier)
             _draft_length(config.speculative, drafts, label)
-    target = load_target(config, found)
+    return _Checked(registry, selection, found, context, verifier, label)
+
+
+def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:
+    """Load the target, select the plugins and size the KV cache.
+
+    Args:
+        config: validated configuration.
+        proposer: an object to draft with instead of one made by ``config.speculative.method``;
+            ``config.speculative`` still says how many tokens it may draft.
+
+    Raises:
+        SpecdecError: a name, a checkpoint or a limit is wrong; nothing is left behind.
+    """
+    import torch
+
+    from specdec.cpu.library import keep_in
+    from specdec.target.model import load_target
+
+    keep_in(config.cache_dir)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    checked = _checked(config, proposer)
+    registry, selection, context, verifier = checked.registry, checked.selection, checked.context, checked.verifier
+    method, label = selection.method, checked.label
+    target = load_target(config, checked.found)
     bytes_per_token = target.kv_bytes_per_token()
     context = _loaded(context, target, _max_model_len(config, target, bytes_per_token))
     if method is not None:

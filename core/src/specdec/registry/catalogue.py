@@ -21,6 +21,8 @@ class Kind:
     label: str
     use: str
     """How a user asks for one, as the end of a sentence that begins with the plural."""
+    setting: str = ""
+    """Dotted path of the setting that names one; empty when none does."""
     returns: str
     """``module:class`` of what the hook returns; empty when anything goes."""
     options: str
@@ -41,6 +43,7 @@ KINDS: dict[str, Kind] = {
             hook="propose",
             label="proposer",
             use="are selected by speculative.method",
+            setting="speculative.method",
             returns="specdec.drafting.base:Proposer",
             options="speculative",
         ),
@@ -59,6 +62,7 @@ KINDS: dict[str, Kind] = {
             hook="verify",
             label="verifier",
             use="are selected by verifier",
+            setting="verifier",
             returns="specdec.verify.base:Verifier",
             options="verifier_options",
         ),
@@ -68,6 +72,7 @@ KINDS: dict[str, Kind] = {
             hook="attention_backend",
             label="attention backend",
             use="are selected by attention_backend",
+            setting="attention_backend",
             returns="specdec.attention.interface:AttentionBackend",
             options="",
         ),
@@ -77,6 +82,7 @@ KINDS: dict[str, Kind] = {
             hook="sampling_backend",
             label="sampling backend",
             use="are selected by sampling_backend",
+            setting="sampling_backend",
             returns="specdec.sampling.backend:SamplingBackend",
             options="",
         ),
@@ -86,6 +92,7 @@ KINDS: dict[str, Kind] = {
             hook="grammar",
             label="grammar backend",
             use="are selected by grammar_backend",
+            setting="grammar_backend",
             returns="specdec.grammar.interface:GrammarBackend",
             options="grammar_options",
         ),
@@ -95,6 +102,7 @@ KINDS: dict[str, Kind] = {
             hook="logits_processor",
             label="logits processor",
             use="are listed in logits_processors",
+            setting="logits_processors",
             returns="specdec.sampling.processor:LogitsProcessor",
             options="logits_processor_options.{name}",
         ),
@@ -104,6 +112,7 @@ KINDS: dict[str, Kind] = {
             hook="stat_logger",
             label="stat logger",
             use="are listed in stat_loggers",
+            setting="stat_loggers",
             returns="specdec.metrics.loggers:StatLogger",
             options="",
         ),

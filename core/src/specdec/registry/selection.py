@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
 from specdec.config.problems import Problems
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, PluginError
+from specdec.registry.catalogue import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,7 +55,7 @@ def select_plugins(config: EngineConfig, registry: Registry, method: str | None)
     problems = Problems()
     options: dict[tuple[str, str], Any] = {}
     for kind, name, values in _wanted(config, method):
-        with problems.gathered():
+        with problems.gathered(), _at(KINDS[kind].setting):
             options[kind, name] = None if values is None else registry.plugin_config(kind, name, values)
             registry.select(kind, name)
     with problems.gathered():
@@ -70,6 +72,16 @@ def select_plugins(config: EngineConfig, registry: Registry, method: str | None)
         logits_processors=tuple(chosen("logits_processor", name) for name in config.logits_processors),
         stat_loggers=tuple(chosen("stat_logger", name) for name in config.stat_loggers),
     )
+
+
+@contextmanager
+def _at(setting: str) -> Iterator[None]:
+    """Let what is raised inside about a plugin, and about no setting, be about the one that names the plugin."""
+    try:
+        yield
+    except PluginError as error:
+        error.path = error.path or setting or None
+        raise
 
 
 def _wanted(config: EngineConfig, method: str | None) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdec.cpu.openmp import release_threads
 from specdec.errors import EngineDeadError
+from specdec.grammar.threads import GrammarThreads
 from specdec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class AsyncLLM:
         self._engine: Frontend = Frontend(config, proposer)
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
+        self._grammar_threads = GrammarThreads()
         self._streams: dict[str, _Stream] = {}
         self._stopping = False
         self._stopped = False
@@ -131,12 +133,14 @@ class AsyncLLM:
 
         Raises:
             InvalidRequestError: the prompt or a parameter is wrong.
-            CapacityError: the waiting queue is full.
+            CapacityError: the waiting queue is full, or grammars that nobody waits for any more take all threads.
             EngineDeadError: the engine stopped.
         """
         params = sampling_params or self.get_default_sampling_params()
         # The grammar is found again, for as long as it is held here, when the engine's thread asks for it.
-        tokenised, _grammar = await asyncio.to_thread(self._engine.inputs.prepare, prompt, params)
+        inputs = self._engine.inputs
+        run = self._grammar_threads.run if inputs.is_slow(params) else asyncio.to_thread
+        tokenised, _grammar = await run(lambda: inputs.prepare(prompt, params))
         stream = _Stream(asyncio.get_running_loop(), output_kind)
         if not self._post(lambda: self._submit(stream, tokenised, params, request_id, priority, speculation)):
             raise self._closed_because()

@@ -269,6 +269,13 @@ def test_what_is_wrong_is_said() -> None:
         found.compile(GrammarSpec(kind="choice", text='["a"]'))
 
 
+def test_a_grammar_that_fails_is_not_remembered() -> None:
+    found = GrammarService(lambda: (Backend(), "x"))
+    with pytest.raises(InvalidRequestError):
+        found.compile(regex("bad"))
+    assert not found._in_progress
+
+
 def test_the_testing_backend() -> None:
     tokenizer = tiny_tokenizer(128)
     params = SamplingParams(structured_outputs={"choice": ["no", "none"]})

@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from specdec.grammar.service import GrammarService
+from specdec.grammar.threads import MOST_THREADS
 from specdec_server.api.service import num_characters
 
 JSON = {"content-type": "application/json"}
@@ -137,6 +138,28 @@ def test_a_grammar_that_compiles_for_too_long_is_given_up(model, serving, monkey
         finally:
             release.set()
         assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_grammars_that_compile_for_ever_are_few_and_hold_up_nothing_else(model, serving, monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(GrammarService, "compile", lambda *_: release.wait(60))
+    plain = {"prompt": "x", "max_tokens": 1}
+    with serving(model, {"request_timeout": 0.5}) as server, server.client() as client:
+        before = {thread for thread in threading.enumerate() if thread.name == "specdec-grammar"}
+        try:
+            for number in range(MOST_THREADS):
+                body = {**plain, "structured_outputs": {"regex": f"a{{{number}}}"}}
+                assert client.post("/v1/completions", json=body).status_code == 504
+            for _ in range(3):
+                refused = client.post("/v1/completions", json={**plain, "structured_outputs": {"regex": "b+"}})
+                assert refused.status_code == 429
+                assert "still being compiled" in refused.json()["error"]["message"]
+                assert "retry-after" in refused.headers
+            names = [thread for thread in threading.enumerate() if thread.name == "specdec-grammar"]
+            assert len(set(names) - before) == MOST_THREADS
+            assert client.post("/v1/completions", json=plain).status_code == 200
+        finally:
+            release.set()
 
 
 def nested(opening: str, closing: str, depth: int) -> str:

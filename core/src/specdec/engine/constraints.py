@@ -57,6 +57,11 @@ class Constraints:
             return None
         return self._grammars.compile(params.structured_outputs.spec())
 
+    def is_slow(self, params: SamplingParams) -> bool:
+        """Whether `compile` has a grammar to compile."""
+        wanted = params.structured_outputs
+        return wanted is not None and not self._grammars.knows(wanted.spec())
+
     def _check_extra_args(self, params: SamplingParams) -> None:
         if self._proposer is not None:
             self._proposer.check_request(params)

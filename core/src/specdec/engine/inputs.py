@@ -87,6 +87,12 @@ class InputProcessor:
         """
         return self.tokenise(prompt), self._compile(params) if isinstance(params, SamplingParams) else None
 
+    def is_slow(self, params: Any) -> bool:
+        """Whether `prepare` has a grammar to compile, which may take minutes."""
+        return (
+            isinstance(params, SamplingParams) and self._constraints is not None and self._constraints.is_slow(params)
+        )
+
     def _compile(self, params: SamplingParams) -> CompiledGrammar | None:
         return None if self._constraints is None else self._constraints.compile(params)
 

@@ -73,14 +73,20 @@ class GrammarService:
             )
         with self._lock:
             own = self._in_progress.setdefault(spec, threading.Lock())
-        with own:
-            compiled = self._find(spec)
-            if compiled is None:
-                compiled = self._compile(backend, spec)
-                self._keep(spec, compiled)
-        with self._lock:
-            self._in_progress.pop(spec, None)
+        try:
+            with own:
+                compiled = self._find(spec)
+                if compiled is None:
+                    compiled = self._compile(backend, spec)
+                    self._keep(spec, compiled)
+        finally:
+            with self._lock:
+                self._in_progress.pop(spec, None)
         return compiled
+
+    def knows(self, spec: GrammarSpec) -> bool:
+        """Whether `compile` has this grammar at hand."""
+        return self._find(spec) is not None
 
     def follow(
         self, compiled: CompiledGrammar, params: SamplingParams, *, vocab_size: int, end_token_ids: Sequence[int]

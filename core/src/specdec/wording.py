@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 from specdec.errors import SpecdecError
@@ -14,7 +15,7 @@ from specdec.errors import SpecdecError
 LONGEST = 80
 """Characters of a value that are shown."""
 
-_NOT_AT_FAULT = {*sys.stdlib_module_names, "torch", "numpy", "transformers", "pluggy"} - {"__main__"}
+LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "transformers", "pluggy"} - {"__main__"}
 """Packages that raise when they are called wrongly; what called them is the place to look at."""
 _OWN = __name__.partition(".")[0]
 
@@ -63,13 +64,31 @@ def cause_of(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str | None:
     """Module and line of the innermost frame outside specdec and the large libraries, else of specdec's innermost."""
-    frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    outside = [at for at in frames if at[0].partition(".")[0] not in {_OWN, *_NOT_AT_FAULT}]
-    inside = [at for at in frames if at[0].partition(".")[0] == _OWN]
-    if not (outside or inside):
+    at = frame_at_fault(error.__traceback__)
+    if at is None:
         return None
-    module, line = (outside or inside)[-1]
+    module, line = _module_of(at[0]), at[1]
     return f"{_file_of_program() if module == '__main__' else module}, line {line}"
+
+
+def frame_at_fault(start: TracebackType | None) -> tuple[FrameType, int] | None:
+    """The innermost frame outside specdec and the large libraries, else specdec's innermost, and its line.
+
+    Args:
+        start: an exception's traceback, or the part of it that is looked at.
+    """
+    frames = list(traceback.walk_tb(start))
+    outside = [at for at in frames if _package_of(at[0]) not in {_OWN, *LIBRARIES}]
+    inside = [at for at in frames if _package_of(at[0]) == _OWN]
+    return (outside or inside)[-1] if outside or inside else None
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _package_of(frame: FrameType) -> str:
+    return _module_of(frame).partition(".")[0]
 
 
 def _file_of_program() -> str:

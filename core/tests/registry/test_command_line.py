@@ -177,7 +177,10 @@ def propose(config):
 
 
 def _check(toys: Toys, tmp_path: Path, offset: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    method = REPEAT.format(offset=offset)
+    return _check_method(toys, tmp_path, REPEAT.format(offset=offset), *arguments)
+
+
+def _check_method(toys: Toys, tmp_path: Path, method: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     folder = toys.proposer("toy-repeat", "repeat", HOOKS, files={"toy_repeat/method.py": method})
     return subprocess.run(
         [sys.executable, "-m", "specdec.cli.main", "plugins", "check", "repeat", *arguments],
@@ -195,6 +198,8 @@ def test_a_plugin_that_keeps_the_contract(toys: Toys, tmp_path: Path) -> None:
     assert (report["plugin"], report["passed"]) == ("proposer 'repeat' of toy-repeat 1.0", True)
     assert {check["outcome"] for check in report["checks"]} == {"passed"}
     assert "one token prompt" in {check["name"] for check in report["checks"]}
+    assert report["propose_seconds"]["calls"] > 20
+    assert report["propose_seconds"]["time_budget"] == 1.0
 
 
 def test_a_plugin_that_breaks_the_contract(toys: Toys, tmp_path: Path) -> None:
@@ -207,6 +212,55 @@ def test_a_plugin_that_breaks_the_contract(toys: Toys, tmp_path: Path) -> None:
     assert "token_ids leave the vocabulary of 64" in done.stdout
     assert re.search(r"^passed +\d+\.\d\d  empty batch: ", done.stdout, re.M)
     assert re.search(r"^\d+ passed, \d+ failed, \d+ skipped in \d", done.stdout, re.M)
+
+
+def test_a_proposer_that_cannot_load_is_told_in_words(toys: Toys, tmp_path: Path) -> None:
+    method = REPEAT.format(offset=0) + "\n    def load(self, target):\n        open('weights.bin')\n"
+    done = _check_method(toys, tmp_path, method)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    line = 1 + method.splitlines().index("        open('weights.bin')")
+    told = f"toy_repeat/method.py, line {line}, in load: open('weights.bin')"
+    assert "Repeat.load() raised FileNotFoundError: [Errno 2] No such file or directory: 'weights.bin'" in done.stdout
+    assert told in done.stdout
+    assert "An engine with this proposer does not start. Correct that line; " in done.stdout
+    assert "0 passed, 1 failed, 0 skipped" in done.stdout
+
+
+def test_a_method_that_raises_is_told_in_words(toys: Toys, tmp_path: Path) -> None:
+    """Also where a library raises, which was called wrongly."""
+    method = REPEAT.format(offset=0) + "\n    def finish(self, request_id):\n        torch.zeros(2).view(3)\n"
+    done = _check_method(toys, tmp_path, method, "--json")
+    assert done.returncode == 1
+    failed = [check for check in json.loads(done.stdout)["checks"] if check["outcome"] == "failed"]
+    assert {check["name"] for check in failed} >= {"one token prompt", "start then finish"}
+    for check in failed:
+        first, place, effect, *_ = check["message"].splitlines()
+        assert first.startswith("Repeat.finish() raised RuntimeError: shape '[3]' is invalid")
+        assert place.endswith(", in finish: torch.zeros(2).view(3)")
+        assert effect.startswith("The engine counts it as a fault, goes on, and switches the proposer off after 3")
+
+
+def test_slow_proposers_are_told_what_an_engine_does_with_them(capsys: pytest.CaptureFixture[str]) -> None:
+    from specdec.cli.plugin_check import Check, Report
+    from specdec.cli.plugin_faults import ProposeTimes
+    from specdec.types import Needs
+
+    passed = (Check("limits", "", "passed"),)
+    slow = Report("proposer 'slow'", passed, ProposeTimes.of((1.2, 0.002, 1.4), Needs()))
+    slow.print()
+    out = " ".join(capsys.readouterr().out.split())
+    assert slow.passed, "a warning, no failure: this machine may be slow or busy"
+    assert "propose() took 1.20 s at the median of 3 steps, 1.40 s at most; an engine allows 1.00 s a step" in out
+    assert "warning: 2 of 3 calls of propose() took longer than the 1.00 s of proposer_time_budget. " in out
+    assert "switches the proposer off after 3 in a row (max_proposer_faults)" in out
+    assert slow.as_dict()["warnings"] == slow.warnings
+    fast = Report("proposer 'fast'", passed, ProposeTimes.of((0.002,), Needs(hidden_states=True)))
+    fast.print()
+    out = " ".join(capsys.readouterr().out.split())
+    assert "took 2.00 ms at the median" in out
+    assert "and the target's own time on top" in out
+    assert fast.warnings == []
 
 
 def test_kinds_without_a_contract_and_names_of_several_kinds(toys: Toys, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ Needs the packages of ``specdec-core[test]``.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.cli.console import make_console
+from specdec.cli.plugin_faults import ProposeTimes, explained
 from specdec.cli.plugin_subject import subject_of
-from specdec.errors import PluginKindError
+from specdec.errors import PluginKindError, SpecdecError
 from specdec.registry.catalogue import KINDS
 from specdec.testing import contracts
+from specdec.wording import cause_of
 
 if TYPE_CHECKING:
     from specdec.registry import Registry
@@ -55,6 +57,8 @@ class TestInstalled({contract}):
 
 _STYLES = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
+_STARTS = "An engine that starts builds the plugin's object, and a proposer loads what it needs."
+
 
 @attrs.frozen
 class Check:
@@ -74,6 +78,14 @@ class Report:
 
     plugin: str
     checks: tuple[Check, ...]
+    propose_times: ProposeTimes | None = None
+    """Of a proposer."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What breaks no contract, and an engine would not bear."""
+        slow = self.propose_times.warning() if self.propose_times else None
+        return [slow] if slow else []
 
     @property
     def passed(self) -> bool:
@@ -83,7 +95,13 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {"plugin": self.plugin, "passed": self.passed, "checks": [attrs.asdict(check) for check in self.checks]}
+        return {
+            "plugin": self.plugin,
+            "passed": self.passed,
+            "checks": [attrs.asdict(check) for check in self.checks],
+            "propose_seconds": self.propose_times.as_dict() if self.propose_times else None,
+            "warnings": self.warnings,
+        }
 
     def print(self) -> None:
         """Write the report for people: a table of tests, then why some failed or were left out."""
@@ -105,6 +123,10 @@ class Report:
                 console.print(Text(_indented(case.message)), soft_wrap=True)
         for reason, names in self._left_out().items():
             console.print(Text(f"\nskipped, {reason}: {', '.join(names)}", style=_STYLES["skipped"]))
+        if self.propose_times:
+            console.print(Text(f"\n{self.propose_times.line()}"), soft_wrap=True)
+        for warning in self.warnings:
+            console.print(Text(f"\nwarning: {warning}", style="yellow"), soft_wrap=True)
         counts = {outcome: sum(check.outcome == outcome for check in self.checks) for outcome in _STYLES}
         console.print(
             "\n" + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()),
@@ -149,12 +171,20 @@ def check(registry: Registry, kind: str, name: str, options: Mapping[str, Any]) 
         )
     plugin = registry.load(kind, name)
     subject = subject_of(registry, plugin, dict(options))
+    label = registry.describe(kind, name)
     # what cannot be built at all is told once, not by every test
-    subject.build(type("Contract", (getattr(contracts, CONTRACTS[kind][0]),), dict(subject.sizes)))
-    recorder = _Recorder(subject.build)
+    try:
+        built = subject.build(type("Contract", (getattr(contracts, CONTRACTS[kind][0]),), dict(subject.sizes)))
+    except SpecdecError:
+        raise
+    except Exception as error:
+        told = explained(error, kind) or cause_of(error)
+        return Report(label, (Check("start", _STARTS, "failed", told),))
+    recorder = _Recorder(subject.build, kind)
     with tempfile.TemporaryDirectory() as folder:
         pytest.main(_arguments(Path(folder), plugin, subject.sizes), plugins=[recorder])
-    return Report(registry.describe(kind, name), tuple(recorder.checks))
+    times = ProposeTimes.of(recorder.propose_seconds, built.needs) if recorder.propose_seconds else None
+    return Report(label, tuple(recorder.checks), times)
 
 
 def _arguments(folder: Path, plugin: Plugin, sizes: Mapping[str, int]) -> list[str]:
@@ -178,15 +208,36 @@ def _arguments(folder: Path, plugin: Plugin, sizes: Mapping[str, int]) -> list[s
 class _Recorder:
     """A pytest plugin that keeps the results, and hands the test class the object to test."""
 
-    def __init__(self, build: Callable[[Any], Any]) -> None:
+    def __init__(self, build: Callable[[Any], Any], kind: str) -> None:
         self.checks: list[Check] = []
+        self.propose_seconds: list[float] = []
         self._build = build
+        self._kind = kind
         self._meanings: dict[str, str] = {}
+        self._explained: dict[str, str] = {}
+        """What a plugin's method raised, by test."""
 
     @pytest.fixture
     def build_plugin(self) -> Callable[[Any], Any]:
         """The fixture of the generated module."""
-        return self._build
+
+        def build(contract: Any) -> Any:
+            if hasattr(contract, "note_time"):
+                contract.note_time = self.propose_seconds.append
+            return self._build(contract)
+
+        return build
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Look at what was raised while it can be seen."""
+        report = yield
+        told = explained(call.excinfo.value, self._kind) if report.failed and call.excinfo else None
+        if told is not None:
+            self._explained[item.nodeid] = told
+        return report
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Remember what each test is about."""
@@ -200,6 +251,7 @@ class _Recorder:
             name = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
             told = report.longrepr
             reason = told[2].removeprefix("Skipped: ") if isinstance(told, tuple) else report.longreprtext
+            reason = self._explained.get(report.nodeid, reason)
             self.checks.append(
                 Check(name, self._meanings[report.nodeid], report.outcome, reason, round(report.duration, 4))
             )

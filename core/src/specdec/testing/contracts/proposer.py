@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -183,9 +184,18 @@ class ProposerContract(PluginContract):
         limits = [self.num_speculative_tokens] * len(texts) if limits is None else limits
         fresh = {request_id: len(text) - seen.get(request_id, 0) for request_id, text in texts.items()}
         batch = self.proposal_input(proposer, texts, limits, fresh)
-        draft = proposer.propose(batch)
+        draft = self._timed(proposer, batch)
         check_draft(draft, batch, self.vocab_size, proposer.capabilities)
         return draft
+
+    def _timed(self, proposer: Proposer, batch: ProposalInput) -> Draft:
+        begin = time.perf_counter()
+        draft = proposer.propose(batch)
+        self.note_time(time.perf_counter() - begin)
+        return draft
+
+    def note_time(self, seconds: float) -> None:
+        """Told how long a call of `propose` took, for a report: nothing is asserted about times."""
 
     def draft_alone(self, proposer: Proposer, request_id: str, text: np.ndarray, limit: int | None = None) -> Draft:
         """The draft of a request that starts, is asked once, alone, and ends."""
@@ -248,7 +258,7 @@ class ProposerContract(PluginContract):
         fresh = {request_id: len(text) for request_id, text in texts.items()}
         batch = self.proposal_input(proposer, texts, [self.num_speculative_tokens] * 4, fresh)
         before = _snapshot(batch)
-        proposer.propose(batch)
+        self._timed(proposer, batch)
         after = _snapshot(batch)
         assert before.keys() == after.keys()
         changed = [name for name in before if not np.array_equal(before[name], after[name])]

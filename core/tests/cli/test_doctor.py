@@ -6,16 +6,17 @@ import tomllib
 
 import attrs
 import pytest
+import torch
 
 from specdec import SamplingParams
 from specdec.cli import diagnosis, doctor
-from specdec.cli.diagnosis import Diagnosis, MethodFacts, StepTimes
+from specdec.cli.diagnosis import Diagnosis, MethodFacts, StepTimes, measured_lengths
 from specdec.cli.prompts import Prompt
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.drafting import Proposer
 from specdec.errors import ConfigError
 from specdec.testing import chain_draft
-from specdec.types import ProposerCapabilities
+from specdec.types import Draft, ProposerCapabilities
 
 FAST = ["--dtype", "float32", "--kv-cache-memory", "8MiB", "--num-threads", "1", "--max-model-len", "120"]
 SHORT = ["--num-prompts", "1", "--max-tokens", "24", "--rounds", "1", "--num-speculative-tokens", "2", "--raw"]
@@ -63,6 +64,27 @@ def test_prediction():
     assert facts(share=0.5).speed_up(2, TIMES) == pytest.approx((1 + 0.5 * 1.4) / (0.2 + 0.5 * 1.0 + 0.5 * 1.4))
     assert facts().best(TIMES)[0] == 2
     assert TIMES.at(3) == pytest.approx(1.7)
+
+
+def test_a_trees_k_counts_its_nodes():
+    """Of two levels with three nodes, all are verified, and what is recommended is the three, not the two."""
+    tree = attrs.evolve(facts(drafted=(2.0, 1.0)), num_nodes=3)
+    assert tree.lengths == (3,)
+    assert tree.tokens(3) == pytest.approx(2.4)
+    assert tree.draft_seconds(3) == pytest.approx(0.2)
+    assert tree.speed_up(3, TIMES) == pytest.approx(2.4 / (0.2 + 1.7))
+    assert tree.best(TIMES)[0] == 3
+    found = Diagnosis(step_times=(TIMES,), methods=(tree,))
+    assert found.recommended(1)[1] == 3
+    assert "num_speculative_tokens = 3" in doctor.snippet(tree, 3)
+    assert found.why_not(tree, TIMES).startswith("at its best k=3 nodes a step gains 1.40 tokens")
+    assert attrs.evolve(tree, acceptance=()).lengths == ()
+
+
+def test_step_time_is_measured_up_to_the_longest_draft():
+    """Beyond what was measured nothing could be said but the last value."""
+    assert measured_lengths(2) == [0, 1, 2]
+    assert measured_lengths(20) == [0, 1, 2, 3, 4, 6, 8, 12, 16, 20]
 
 
 def test_recommendation_and_reason():
@@ -167,6 +189,29 @@ def test_methods_do_not_see_their_prompts_twice(cli, model, prompts, tmp_path):
     given = [Prompt(id=str(i), token_ids=(5, 6, 7 + i)) for i in range(2)]
     diagnosis.measure_method(config, speculative, given, params, lambda name: None, Learner())
     assert [tokens[:3] for tokens in seen] == [[5, 6, 7], [5, 6, 8]]
+
+
+def test_a_method_that_drafts_trees_is_measured_in_nodes(model):
+    class Pairs(Proposer):
+        capabilities = ProposerCapabilities(trees=True)
+
+        def propose(self, batch):
+            """Two guesses at the next token."""
+            counts = [min(int(limit), 2) for limit in batch.max_draft_tokens]
+            return Draft(
+                token_ids=torch.cat([torch.arange(5, 5 + count) for count in counts]),
+                num_draft_tokens=torch.tensor(counts, dtype=torch.int32),
+                parents=torch.full((sum(counts),), -1, dtype=torch.int32),
+            )
+
+    config = EngineConfig(model=model, dtype="float32", kv_cache_memory="8MiB", max_model_len=120)
+    speculative = SpeculativeConfig(method="pairs", num_speculative_tokens=2)
+    params = SamplingParams(temperature=0, max_tokens=6)
+    found = diagnosis.measure_method(
+        config, speculative, [Prompt(id="0", token_ids=(5, 6, 7))], params, lambda name: None, Pairs()
+    )
+    assert (found.num_nodes, len(found.acceptance), found.drafted) == (2, 1, (2.0,))
+    assert found.lengths == (2,)
 
 
 def test_a_method_is_needed_with_only_given(cli, model):

@@ -10,6 +10,9 @@ to be compared with one token in v(1) (Leviathan et al., arXiv 2211.17192; Chen 
 measured with the longest drafts. With shorter ones a larger part of the steps has a draft, since the same text takes
 more of them: what stays the same is the part of the text that comes out of steps with a draft.
 
+Of a tree, k is the number of its nodes, and i above is a depth. A tree with fewer nodes is another tree, whose
+acceptance at each depth does not follow: k is then the measured one alone.
+
 Some methods learn from finished requests, and would have seen the answers when a prompt is given again. So each engine
 completes a prompt once at most; whatever else runs is aborted before its end.
 """
@@ -38,8 +41,8 @@ if TYPE_CHECKING:
     from specdec.engine.frontend import Frontend
     from specdec.sampling.params import SamplingParams
 
-LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
-"""Draft lengths whose step time is measured, as far as k allows."""
+LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Draft lengths whose step time is measured, as far as k allows, beside k itself."""
 _STEPS = 8
 """Measured steps of one batch size and draft length in one round."""
 _ATTEMPTS = 3
@@ -77,36 +80,53 @@ class MethodFacts:
     draft_share: float
     """Part of the decoding steps that had a draft (p), with the longest drafts allowed."""
     acceptance: tuple[float, ...]
-    """Accepted at draft position i / drafts (A_i)."""
+    """Accepted at draft position i, of trees at depth i / drafts (A_i)."""
     drafted: tuple[float, ...]
-    """Drafted at draft position i / drafts (D_i)."""
+    """Drafted at draft position i, of trees at depth i / drafts (D_i)."""
     draft_seconds_first: float
     """Draft time of a step with one draft token allowed."""
     draft_seconds_last: float
     """The same with all of them allowed."""
+    num_nodes: int | None = None
+    """Most nodes of a draft, for a method that drafts trees; None for one that drafts chains."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Values of ``num_speculative_tokens`` for which something can be said."""
+        if self.num_nodes is not None:
+            return (self.num_nodes,) if self.acceptance else ()
+        return tuple(range(1, len(self.acceptance) + 1))
+
+    def named(self, k: int) -> str:
+        """``k`` as reports call it."""
+        return f"k={k}" if self.num_nodes is None else f"k={k} nodes"
+
+    def _depth(self, k: int) -> int:
+        """How many positions, or levels of a tree, ``k`` draft tokens have."""
+        return k if self.num_nodes is None else len(self.acceptance)
 
     def share(self, k: int) -> float:
         """Part of the steps that have a draft of up to ``k`` tokens."""
         p = self.draft_share
         of_text = p * (1.0 + sum(self.acceptance))
         share_of_text = of_text / (of_text + 1.0 - p)
-        steps_with = share_of_text / (1.0 + sum(self.acceptance[:k]))
+        steps_with = share_of_text / (1.0 + sum(self.acceptance[: self._depth(k)]))
         return steps_with / (steps_with + 1.0 - share_of_text)
 
     def tokens(self, k: int) -> float:
         """Tokens per step and request."""
-        return 1.0 + self.share(k) * sum(self.acceptance[:k])
+        return 1.0 + self.share(k) * sum(self.acceptance[: self._depth(k)])
 
     def draft_seconds(self, k: int) -> float:
         """Draft time of a step, linear between the two measured lengths."""
-        longest = max(len(self.acceptance), 1)
+        longest = max(self.lengths, default=1)
         share = (k - 1) / (longest - 1) if longest > 1 else 0.0
         return self.draft_seconds_first + share * (self.draft_seconds_last - self.draft_seconds_first)
 
     def step_seconds(self, k: int, times: StepTimes) -> float:
         """Time of a step without drafting, those without a draft included."""
         p = self.share(k)
-        return (1.0 - p) * times.at(0) + p * times.at(sum(self.drafted[:k]))
+        return (1.0 - p) * times.at(0) + p * times.at(sum(self.drafted[: self._depth(k)]))
 
     def speed_up(self, k: int, times: StepTimes) -> float:
         """Predicted speed relative to plain decoding."""
@@ -114,7 +134,7 @@ class MethodFacts:
 
     def best(self, times: StepTimes) -> tuple[int, float]:
         """The k with the highest predicted speed-up, and that."""
-        k = max(range(1, len(self.acceptance) + 1), key=lambda k: self.speed_up(k, times), default=1)
+        k = max(self.lengths, key=lambda k: self.speed_up(k, times), default=1)
         return k, self.speed_up(k, times)
 
 
@@ -144,8 +164,8 @@ class Diagnosis:
         plain = times.at(0)
         draft, rows = facts.draft_seconds(k) / plain, facts.step_seconds(k, times) / plain - 1.0
         return (
-            f"at its best k={k} a step gains {facts.tokens(k) - 1:.2f} tokens and takes {draft + rows:.2f} of a plain "
-            f"step longer (drafting {draft:.2f}, more rows {rows:.2f}): {speed:.2f}x"
+            f"at its best {facts.named(k)} a step gains {facts.tokens(k) - 1:.2f} tokens and takes "
+            f"{draft + rows:.2f} of a plain step longer (drafting {draft:.2f}, more rows {rows:.2f}): {speed:.2f}x"
         )
 
 
@@ -171,7 +191,12 @@ def installed_methods(config: EngineConfig, k: int) -> tuple[list[SpeculativeCon
 
 def num_measured_steps(batch_sizes: Sequence[int], k: int, rounds: int) -> int:
     """How many steps `measure_step_times` measures."""
-    return len(batch_sizes) * rounds * _STEPS * sum(length <= k for length in LENGTHS)
+    return len(batch_sizes) * rounds * _STEPS * len(measured_lengths(k))
+
+
+def measured_lengths(k: int) -> list[int]:
+    """Draft lengths up to ``k`` whose step time is measured; ``k`` is one, so that nothing is asked beyond the last."""
+    return sorted({length for length in LENGTHS if length <= k} | {k})
 
 
 def measure_step_times(
@@ -209,7 +234,7 @@ def measure_step_times(
     speculative = SpeculativeConfig(method="repeat", num_speculative_tokens=k, speculation="always")
     filler = RepeatProposer()
     engine = Frontend(attrs.evolve(config, speculative=speculative), filler)
-    lengths = [length for length in LENGTHS if length <= k]
+    lengths = measured_lengths(k)
     found = []
     try:
         inputs = _inputs(engine, prompts)
@@ -325,7 +350,10 @@ def measure_method(
     except DraftLengthError as error:
         always = attrs.evolve(always, num_speculative_tokens=error.most)
         engine = Frontend(attrs.evolve(config, speculative=always), proposer)
-    k = always.most_draft_tokens
+    assert engine.config.speculative is not None
+    k = engine.config.speculative.most_draft_tokens
+    drafting = engine.core.parts.drafting
+    trees = drafting is not None and drafting.proposer.capabilities.trees
     try:
         inputs = _inputs(engine, prompts)
         _decode(engine, inputs[0], params, k, stop_after=8)
@@ -347,6 +375,7 @@ def measure_method(
         drafted=tuple([number / drafts for number in total.num_draft_tokens_per_pos]),
         draft_seconds_first=first.propose_seconds / max(first.num_steps, 1),
         draft_seconds_last=total.propose_seconds / max(total.num_steps, 1),
+        num_nodes=k if trees else None,
     )
 
 

@@ -192,7 +192,7 @@ def _check(
     speculative = attrs.evolve(facts.speculative, num_speculative_tokens=k, speculation="auto")
     variants = measuring.variants_of(plain, [speculative])
     prompts = read_prompts(arguments)
-    _say(f"checking {facts.name} with k={k} against plain decoding")
+    _say(f"checking {facts.name} with {facts.named(k)} against plain decoding")
     with measuring.progress(1, variants, len(prompts), show=sys.stderr.isatty()) as bar:
         measuring.measure_once(variants, prompts, params, batch_size=arguments.batch_sizes[0], advance=bar.advance)
     ours, theirs = variants[1].overall, variants[0].overall
@@ -253,9 +253,10 @@ def as_json(
 
 
 def _method_json(found: Diagnosis, facts: MethodFacts) -> dict[str, Any]:
-    ks = range(1, len(facts.acceptance) + 1)
+    ks = facts.lengths
     return {
         "method": facts.name,
+        "num_nodes": facts.num_nodes,
         "draft_share": facts.draft_share,
         "drafted_per_pos": list(facts.drafted),
         "acceptance_rate_per_pos": list(facts.acceptance),
@@ -305,9 +306,11 @@ def show(
     numbers = f"predicted {predicted:.2f}x, measured {ratio:.2f}x ({whole:.2f}x with the time for the prompts)"
     if ratio <= 1.0:
         console.print(f"\nSpeculation does not pay here (batch size {times.batch_size}), though it might have:")
-        console.print(f"  {facts.name} with k={k}: {numbers}. Repeat it when the machine is quiet.", markup=False)
+        console.print(
+            f"  {facts.name} with {facts.named(k)}: {numbers}. Repeat it when the machine is quiet.", markup=False
+        )
         return
-    console.print(f"\nRecommended: {facts.name} with k={k}: {numbers}.")
+    console.print(f"\nRecommended: {facts.name} with {facts.named(k)}: {numbers}.")
     console.print("In a configuration file, for --config:\n")
     console.print(toml_of({"model": model}) + "\n" + snippet(facts, k), markup=False, soft_wrap=True)
     options = json.dumps(_settings(facts, k))
@@ -334,7 +337,12 @@ def _method_table(found: Diagnosis) -> Any:
     from specdec.cli.tables import percentages
 
     table = Table(header_style="bold", title="methods, one request at a time")
-    for column in ("method", "steps with a draft", "accepted at position, of all drafts", "draft ms (k=1, most)"):
+    for column in (
+        "method",
+        "steps with a draft",
+        "accepted at position (of trees, depth), of all drafts",
+        "draft ms (k=1, most)",
+    ):
         table.add_column(column)
     for times in found.step_times:
         table.add_column(f"best k, predicted (batch {times.batch_size})", justify="right")
@@ -345,6 +353,6 @@ def _method_table(found: Diagnosis) -> Any:
             f"{facts.draft_share:.0%}",
             percentages(facts.acceptance),
             f"{1000 * facts.draft_seconds_first:.2f}, {1000 * facts.draft_seconds_last:.2f}",
-            *(f"k={k}, {speed:.2f}x" for k, speed in bests),
+            *(f"{facts.named(k)}, {speed:.2f}x" for k, speed in bests),
         )
     return table

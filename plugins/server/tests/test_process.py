@@ -20,7 +20,7 @@ import pytest
 
 from specdec.errors import ConfigError
 from specdec_server.config import ServerConfig
-from specdec_server.serve import announce, listen, open_port
+from specdec_server.serve import Server, announce, listen, open_port
 
 from .test_disconnects import request_bytes
 
@@ -67,10 +67,10 @@ class Process:
                 time.sleep(0.05)
         raise AssertionError("never ready")
 
-    def terminate(self) -> None:
+    def terminate(self, signal_: signal.Signals = signal.SIGTERM) -> None:
         """Ask it to end, once: a second time would end it at once."""
         if not self._asked and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal_)
         self._asked = True
 
     def stop(self) -> int:
@@ -158,7 +158,8 @@ def test_the_list_of_commands_names_it_as_it_is_typed(capsys):
     assert capsys.readouterr().err == "error: unknown option '--nosuch'. See: specdec bench serve --help\n"
 
 
-def test_sigterm_finishes_what_runs_and_refuses_what_is_new(settings):
+@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_finishes_what_runs_and_refuses_what_is_new(settings, signal_):
     server = Process("--config", str(settings), *OPTIONS)
     server.wait_ready()
     body = {"prompt": "the quick", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "speculation": False}
@@ -171,7 +172,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_is_new(settings):
         next(lines)
         with httpx.Client(base_url=server.url, timeout=60) as other:
             assert other.get("/ready").status_code == 200
-            server.terminate()
+            server.terminate(signal_)
             while other.get("/ready").status_code == 200:
                 time.sleep(0.01)
             refused = other.post("/v1/completions", json=body)
@@ -182,6 +183,18 @@ def test_sigterm_finishes_what_runs_and_refuses_what_is_new(settings):
     assert texts[-1] == "data: [DONE]"
     assert json.loads(texts[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert server.stop() == 0
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_sighup_stops_the_server_unless_it_is_ignored(running, ignored):
+    server = Server(running.service)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with server.capture_signals():
+            assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if ignored else server.handle_exit)
+        assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if ignored else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_ctrl_c_ends_what_runs_and_tells_it(settings):

@@ -21,6 +21,7 @@ from specdec_server.api.completions import create_completion
 from specdec_server.api.responses import create_response
 from specdec_server.api.service import Service
 from specdec_server.api.unsupported import ADVICE
+from specdec_server.http.bodies import measured_route
 from specdec_server.http.errors import APIError, AsciiJSONResponse, as_api_error
 from specdec_server.http.middleware import Gate
 from specdec_server.http.streams import ClientGone
@@ -63,23 +64,34 @@ def create_app(service: Service) -> ASGIApp:
 
 
 def _add_model_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", response_class=Response)
+    route = measured_route(service.config.max_body_parts)
+
+    def post(path: str) -> Callable[[Endpoint], Endpoint]:
+        def add(endpoint: Endpoint) -> Endpoint:
+            app.router.add_api_route(
+                path, endpoint, methods=["POST"], response_class=AsciiJSONResponse, route_class_override=route
+            )
+            return endpoint
+
+        return add
+
+    @post("/v1/completions")
     async def completions(body: requests.CompletionRequest, request: Request) -> Response:
         return await create_completion(service, request, body)
 
-    @app.post("/v1/chat/completions", response_class=Response)
+    @post("/v1/chat/completions")
     async def chat_completions(body: requests.ChatCompletionRequest, request: Request) -> Response:
         return await create_chat_completion(service, request, body)
 
-    @app.post("/v1/responses", response_class=Response)
+    @post("/v1/responses")
     async def responses(body: requests.ResponsesRequest, request: Request) -> Response:
         return await create_response(service, request, body)
 
-    @app.post("/tokenize", response_class=AsciiJSONResponse)
+    @post("/tokenize")
     async def tokenize(body: requests.TokenizeRequest) -> Response:
         return AsciiJSONResponse(await tokens.tokenize(service, body))
 
-    @app.post("/detokenize", response_class=AsciiJSONResponse)
+    @post("/detokenize")
     async def detokenize(body: requests.DetokenizeRequest) -> Response:
         return AsciiJSONResponse(await tokens.detokenize(service, body))
 

@@ -36,10 +36,14 @@ class ServerConfig:
     """Web origins that browsers may call from (CORS), * for all."""
     max_body_size: Size = field(default="8MiB", validator=check.size())
     """Largest body of a request."""
+    max_body_parts: int = field(default=300_000, validator=check.integer(1))
+    """Most lists, objects and keys in a body, all together; reading many holds up every client."""
+    header_timeout: float = field(default=30.0, validator=check.number(0))
+    """Seconds that a client has to send a request's headers, from its connection on; 0 means no limit."""
     request_timeout: float = field(default=600.0, validator=check.number(0))
     """Seconds until a request is ended, whatever it has by then; 0 means no limit."""
     shutdown_timeout: float = field(default=30.0, validator=check.number(0))
-    """Seconds that running requests have to finish after SIGTERM."""
+    """Seconds that running requests have to finish after SIGTERM, SIGINT or SIGHUP."""
     stall_timeout: float = field(default=120.0, validator=check.number(above=0))
     """/health turns 503 when requests run and no step has ended for this many seconds."""
     retry_after: int = field(default=1, validator=check.integer(1, 3600))

@@ -10,6 +10,8 @@ import signal
 import socket
 import ssl
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +26,10 @@ from specdec.wording import reason_of
 from specdec_server.api.service import Service
 from specdec_server.app import create_app, read_template
 from specdec_server.config import ServerConfig
+from specdec_server.http.connections import timed_protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from types import FrameType
 
     from specdec.async_llm import AsyncLLM
@@ -193,6 +196,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service),
+                http=timed_protocol(config.header_timeout),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -214,8 +218,24 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Those of uvicorn, and SIGHUP, that of a closed terminal, unless it is ignored as under nohup."""
+        hangup = getattr(signal, "SIGHUP", None)
+        with super().capture_signals():
+            if hangup is None or threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            before = signal.getsignal(hangup)
+            if before is not signal.SIG_IGN:
+                signal.signal(hangup, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(hangup, before)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT: begin to stop. A second one ends what runs, a third one does not even wait for that."""
+        """Begin to stop. A second signal ends what runs, a third one does not even wait for that."""
         del frame
         if self._hurried or self._loop is None:
             self.should_exit = self.force_exit = True

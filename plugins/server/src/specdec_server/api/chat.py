@@ -15,6 +15,7 @@ from specdec_server.api.sampling import prompt_cut, sampling_params
 from specdec_server.api.service import Ask, answer_id, engine_id, merge
 from specdec_server.api.streaming import respond
 from specdec_server.api.tools import HeldText, ToolCall, ToolChoice, find_calls, read_choice
+from specdec_server.http.bodies import apart
 from specdec_server.http.errors import AsciiJSONResponse, invalid
 from specdec_server.http.streams import Events, while_connected
 
@@ -31,12 +32,17 @@ if TYPE_CHECKING:
 async def create_chat_completion(service: Service, request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation."""
     service.check_open()
-    choice = read_choice(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
-    answer = Answer(service, body, service.check_model(body.model), answer_id("chatcmpl", request, body), choice)
-    params = answer.params
-    if params.n > service.config.max_choices:
-        raise invalid(f"n is {params.n}; this server makes at most {service.config.max_choices} choices", "n")
-    messages = for_template(body.messages)
+    model, id_ = service.check_model(body.model), answer_id("chatcmpl", request, body)
+
+    def read() -> tuple[Answer, SamplingParams, list[dict[str, Any]]]:
+        choice = read_choice(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+        answer = Answer(service, body, model, id_, choice)
+        params = answer.params
+        if params.n > service.config.max_choices:
+            raise invalid(f"n is {params.n}; this server makes at most {service.config.max_choices} choices", "n")
+        return answer, params, for_template(body.messages)
+
+    answer, params, messages = await apart(request, read)
     answer.echoed = last_of_assistant(messages) if body.echo else ""
     token_ids = await service.tokenise_chat(messages, **answer.template_options)
     ask = Ask(

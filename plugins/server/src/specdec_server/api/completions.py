@@ -13,6 +13,7 @@ from specdec_server.api import formats
 from specdec_server.api.sampling import prompt_cut, sampling_params
 from specdec_server.api.service import Ask, answer_id, engine_id, gather, merge
 from specdec_server.api.streaming import respond
+from specdec_server.http.bodies import apart
 from specdec_server.http.errors import AsciiJSONResponse, invalid
 from specdec_server.http.streams import Events, while_connected
 
@@ -31,7 +32,7 @@ async def create_completion(service: Service, request: Request, body: Completion
     service.check_open()
     answer = Answer(service, body, service.check_model(body.model), answer_id("cmpl", request, body))
     prompts = split_prompts(body.prompt)
-    params = answer.params
+    params = await apart(request, lambda: answer.params)
     if len(prompts) * params.n > service.config.max_choices:
         raise invalid(
             f"{len(prompts)} prompts with n={params.n} make more than {service.config.max_choices} choices "

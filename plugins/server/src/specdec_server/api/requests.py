@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+T = TypeVar("T")
+_AT_ONCE: Any = Field(fail_fast=True)
+Items = Annotated[list[T], _AT_ONCE]
+"""A list in which the first wrong item is told: one error for each of millions would take minutes to collect."""
+
+
+def _first_wrong(table: Any) -> Any:
+    """Of a table of numbers with wrong values the first of those alone, for the same reason."""
+    if not isinstance(table, dict):
+        return table
+    wrong = next((key for key, value in table.items() if type(value) not in (int, float)), None)
+    return table if wrong is None else {wrong: table[wrong]}
+
+
+Numbers = Annotated[dict[str, float], BeforeValidator(_first_wrong)]
 
 
 class Strict(BaseModel):
@@ -15,7 +32,24 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+        """The fields that are given, and of unknown ones the first."""
+        if not isinstance(data, dict):
+            return data
+        given = {key: value for key, value in data.items() if value is not None}
+        known = _names(cls)
+        unknown = [key for key in given if key not in known]
+        return {key: value for key, value in given.items() if key in known or key == unknown[0]} if unknown else given
+
+
+@cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    """The names under which a model's fields come."""
+    names = set()
+    for name, field in model.model_fields.items():
+        names.add(field.alias or name)
+        if isinstance(field.validation_alias, AliasChoices):
+            names.update(str(choice) for choice in field.validation_alias.choices)
+    return frozenset(names)
 
 
 class StreamOptions(Strict):
@@ -46,8 +80,8 @@ class ResponseFormat(Strict):
 
     # vLLM's structural tags: one of both forms
     format: dict[str, Any] | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
+    structures: Items[dict[str, Any]] | None = None
+    triggers: Items[str] | None = None
 
 
 class Accepted(Strict):
@@ -76,11 +110,11 @@ class TokenFields(Accepted):
     model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Numbers | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -89,13 +123,13 @@ class TokenFields(Accepted):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Items[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: Items[int] | None = None
+    bad_words: Items[str] | None = None
     structured_outputs: dict[str, Any] | None = None
     extra_args: dict[str, Any] | None = Field(default=None, validation_alias=AliasChoices("extra_args", "vllm_xargs"))
     """Arguments of logits processors."""
@@ -143,7 +177,7 @@ class SamplingFields(TokenFields):
 class CompletionRequest(SamplingFields):
     """``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
@@ -154,17 +188,17 @@ class CompletionRequest(SamplingFields):
 class ChatCompletionRequest(SamplingFields):
     """``POST /v1/chat/completions``."""
 
-    messages: list[dict[str, Any]]
+    messages: Items[dict[str, Any]]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     """A value for the chat template; refused where it has no place for it."""
-    modalities: list[Literal["text"]] | None = None
+    modalities: Items[Literal["text"]] | None = None
     echo: bool | None = None
     """Begin the answer with the last message of the conversation, if that is the assistant's."""
     add_generation_prompt: bool | None = None
@@ -215,14 +249,14 @@ Include = Literal[
 class ResponsesRequest(TokenFields):
     """``POST /v1/responses``."""
 
-    input: str | list[dict[str, Any]]
+    input: str | Items[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    include: list[Include] | None = None
+    include: Items[Include] | None = None
     top_logprobs: int | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
@@ -237,8 +271,8 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Items[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -250,5 +284,5 @@ class DetokenizeRequest(Strict):
     """``POST /detokenize``."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
     skip_special_tokens: bool | None = None

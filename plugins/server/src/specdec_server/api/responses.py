@@ -17,6 +17,7 @@ from specdec_server.api.sampling import sampling_params
 from specdec_server.api.service import Ask, answer_id, engine_id, new_id
 from specdec_server.api.streaming import respond
 from specdec_server.api.tools import HeldText, ToolCall, ToolChoice, find_calls, read_choice
+from specdec_server.http.bodies import apart
 from specdec_server.http.errors import AsciiJSONResponse, invalid
 from specdec_server.http.streams import event, while_connected
 
@@ -33,12 +34,17 @@ if TYPE_CHECKING:
 async def create_response(service: Service, request: Request, body: ResponsesRequest) -> Response:
     """Answer an input, a text or a conversation."""
     service.check_open()
-    choice = read_choice(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
-    answer = Answer(service, body, service.check_model(body.model), answer_id("resp", request, body), choice)
-    params = answer.params
-    effort = body.reasoning.effort if body.reasoning else None
+    model, id_ = service.check_model(body.model), answer_id("resp", request, body)
+
+    def read() -> tuple[Answer, SamplingParams, list[dict[str, Any]]]:
+        choice = read_choice(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+        answer = Answer(service, body, model, id_, choice)
+        return answer, answer.params, conversation(body)
+
+    answer, params, messages = await apart(request, read)
+    choice, effort = answer.tool_choice, body.reasoning.effort if body.reasoning else None
     token_ids = await service.tokenise_chat(
-        conversation(body),
+        messages,
         tools=list(choice.tools) if choice.is_on else None,
         variables=service.template_variables(body.chat_template_kwargs, effort),
     )

@@ -222,8 +222,12 @@ class Service:
             raise invalid(f"chat_template_kwargs cannot set {', '.join(wrong)}", "chat_template_kwargs")
         if self.chat_template is not None:
             variables["chat_template"] = self.chat_template
-        self._check_length(num_characters([*messages, *(options.get("tools") or ())]), "messages")
-        return await asyncio.to_thread(self.llm.tokenise_chat, messages, variables=variables, **options)
+
+        def tokenise() -> list[int]:
+            self._check_length(num_characters([*messages, *(options.get("tools") or ())]), "messages")
+            return self.llm.tokenise_chat(messages, variables=variables, **options)
+
+        return await asyncio.to_thread(tokenise)
 
     async def outputs(self, ask: Ask) -> AsyncGenerator[RequestOutput]:
         """The outputs of one prompt. Leaving early aborts it.

@@ -33,7 +33,7 @@ async def _ids(service: Service, body: TokenizeRequest) -> list[int]:
     tools = read_choice(body.tools, None).tools
     continued = bool(body.continue_final_message)
     return await service.tokenise_chat(
-        for_template(body.messages),
+        await asyncio.to_thread(for_template, body.messages),
         tools=list(tools) or None,
         add_generation_prompt=not continued if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continued,
@@ -46,12 +46,19 @@ async def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any
     """The text of token ids."""
     service.check_model(body.model)
     tokenizer = _tokenizer(service)
-    wrong = [token for token in body.tokens if not 0 <= token < len(tokenizer)]
-    if wrong:
-        raise invalid(f"token id {wrong[0]} is outside the vocabulary 0..{len(tokenizer) - 1}", "tokens")
-    skip = bool(body.skip_special_tokens)
-    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=skip)
-    return {"prompt": text}
+    if len(body.tokens) > service.llm.max_model_len:
+        raise invalid(
+            f"tokens has {len(body.tokens)} ids; a sequence has at most {service.llm.max_model_len}", "tokens"
+        )
+    most = len(tokenizer) - 1
+
+    def decode() -> str:
+        wrong = next((token for token in body.tokens if not 0 <= token <= most), None)
+        if wrong is not None:
+            raise invalid(f"token id {wrong} is outside the vocabulary 0..{most}", "tokens")
+        return str(tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens)))
+
+    return {"prompt": await asyncio.to_thread(decode)}
 
 
 def _tokenizer(service: Service) -> Any:

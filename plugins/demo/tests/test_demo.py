@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
+from specdec.cli import measuring
 from specdec.cli.main import main
 from specdec.config import SpeculativeConfig
 from specdec.errors import ConfigError, PluginConflictError
+from specdec.metrics import EngineStats
 from specdec.registry import Registry
 from specdec.target.resolve import resolve_model
 from specdec_demo import demo, methods
@@ -43,6 +47,24 @@ def test_every_shown_method_runs_with_the_settings_it_is_shown_with(capsys, tmp_
     shipped = [shown.method for shown in methods.SHOWN if shown.method in heads]
     assert {"plain", *shipped} <= rows
     assert shipped
+
+
+def test_names_of_methods_are_whole_in_a_narrow_terminal():
+    stats = EngineStats(
+        num_drafts=10,
+        num_draft_tokens=38,
+        num_accepted_tokens=21,
+        num_accepted_tokens_per_pos=(7, 6, 4, 4),
+        num_draft_tokens_per_pos=(10, 10, 9, 9),
+    )
+    names = ["plain", *(shown.method for shown in methods.SHOWN)]
+    variants = [measuring.Variant(name, demo.demo_config("m", "float32")) for name in names]
+    for variant in variants:
+        variant.runs.append(measuring.Run(round=0, seconds=1.0, num_tokens=50, stats=stats))
+    console = Console(width=80, file=StringIO())
+    console.print(demo.figures(variants))
+    rows = {line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if line.startswith("│")}
+    assert set(names) <= rows
 
 
 def test_mistakes_are_told(capsys, tmp_path, monkeypatch):

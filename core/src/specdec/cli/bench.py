@@ -265,7 +265,7 @@ def _members_table(name: str, members: Mapping[str, Mapping[str, Any]]) -> Any:
     from specdec.cli.tables import accepted_at
 
     table = Table(header_style="bold", title=f"members of {name}")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for column in ("drafts", "draft tokens", "accepted", "at position, of its drafts", "draft seconds"):
         table.add_column(column, justify="right")
     for member, counts in members.items():

@@ -343,7 +343,7 @@ def _method_table(found: Diagnosis) -> Any:
         "accepted at position (of trees, depth), of all drafts",
         "draft ms (k=1, most)",
     ):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == "method")
     for times in found.step_times:
         table.add_column(f"best k, predicted (batch {times.batch_size})", justify="right")
     for facts in found.methods:

@@ -86,7 +86,7 @@ def shortened(text: str, lines: int = 6) -> str:
 def figures(variants: list[Variant]) -> Table:
     """Speed and acceptance, one line for each method."""
     table = Table(header_style="bold")
-    table.add_column("method")
+    table.add_column("method", no_wrap=True)
     for column in ("tokens/s", "speed-up", "acceptance length", "accepted at position", "same text as plain"):
         table.add_column(column, justify="right")
     for variant in variants:

@@ -158,6 +158,16 @@ def test_texts_beyond_the_drafter_go_on_without_drafts(start: Start, other: str)
     assert max(furthest) == 51
 
 
+def test_another_tokenizer_is_refused_before_loading(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = str(tiny_model("llama", folder / "wider", vocab_size=400, eos_token_id=None))
+    draft = str(tiny_model("llama", folder / "narrower", vocab_size=128, eos_token_id=None, seed=2))
+    monkeypatch.setattr("specdec.target.model.load_model", None)
+    with pytest.raises(ConfigError, match=r"the drafter's tokenizer is not the target's: token \d+ is"):
+        start(draft, model=target)
+
+
 def test_another_tokenizer(start: Start, folder: Path) -> None:
     """Refused by default; with the option, drafts are tokens of both and the text stays the target's."""
     target = str(tiny_model("llama", folder / "wide", vocab_size=400, eos_token_id=None))

@@ -10,7 +10,8 @@ import torch
 from specdec.config import EngineConfig
 from specdec.drafting.kit import MASK_TOKEN_KEYS, DraftSampler, draft_backend
 from specdec.errors import ConfigError, ModelNameError, SpecdecError
-from specdec.target.model import TargetModel, find_target, load_target
+from specdec.target.model import FoundTarget, TargetModel, find_target, load_target
+from specdec.target.tokenizer import load_tokenizer
 from specdec.types import Needs, ProposerCapabilities
 from specdec_draft_model.vocabulary import VocabularyMap, check_same_tokens, same_ids, shared_tokens
 
@@ -104,7 +105,9 @@ def check(config: DraftModelConfig, engine: EngineContext) -> ProposerCapabiliti
             engine.registry.check_method("draft_model", directory)
 
     with _about_the_drafter(config):
-        info = find_target(_settings(config, engine), is_a_model).info
+        found = find_target(_settings(config, engine), is_a_model)
+        info = found.info
+    _check_tokenizers(config, engine, found)
     limit = info.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigError(
@@ -114,6 +117,18 @@ def check(config: DraftModelConfig, engine: EngineContext) -> ProposerCapabiliti
         )
     _mask_token(config, info)
     return ProposerCapabilities(draft_probs=DraftSampler(config.draft_sample_method).needs_probs)
+
+
+def _check_tokenizers(config: DraftModelConfig, engine: EngineContext, found: FoundTarget) -> None:
+    """Refuse another tokenizer than the target's where the vocabularies' sizes give cause to look before loading."""
+    target = engine.target_info
+    if config.use_heterogeneous_vocab or target.path is None or target.vocab_size == found.info.vocab_size:
+        return
+    trust, cache_dir = bool(engine.settings.get("trust_remote_code")), engine.settings.get("cache_dir")
+    ours = load_tokenizer(target.path, engine.settings.get("tokenizer"), cache_dir=cache_dir, trust_remote_code=trust)
+    theirs = load_tokenizer(found.path, trust_remote_code=trust)
+    if ours is not None and theirs is not None:
+        check_same_tokens(ours, theirs, target.vocab_size, found.info.vocab_size)
 
 
 @contextmanager

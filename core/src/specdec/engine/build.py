@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,7 +22,7 @@ from specdec.errors import (
     SpecdecError,
 )
 from specdec.registry import Registry
-from specdec.registry.selection import select_plugins
+from specdec.registry.selection import AUTO, select_plugins
 from specdec.runner.batch import BatchBuilder
 from specdec.runner.commit import Committer
 from specdec.runner.drafting import Drafting
@@ -29,7 +30,7 @@ from specdec.runner.verification import Verification
 from specdec.sampling.logprobs import LogprobsComputer
 from specdec.sampling.pipeline import LogitsPipeline
 from specdec.sampling.sampler import use_backend, warm_up
-from specdec.types import EngineContext, Needs, ProposerCapabilities
+from specdec.types import AttentionRequirements, EngineContext, Needs, ProposerCapabilities
 from specdec.wording import cause_of
 
 if TYPE_CHECKING:
@@ -105,7 +106,20 @@ def _checked(config: EngineConfig, proposer: Proposer | None) -> _Checked:
             assert config.speculative is not None  # it names the method
             _check_pair(drafts, label, verifier)
             _draft_length(config.speculative, drafts, label)
+    _check_backends(config, registry, context)
     return _Checked(registry, selection, found, context, verifier, label)
+
+
+def _check_backends(config: EngineConfig, registry: Registry, context: EngineContext) -> None:
+    """Refuse backends that are named and cannot run here, whatever the target's layers are."""
+    if config.sampling_backend != AUTO:
+        registry.sampling_backend(context, config.sampling_backend)
+    if config.attention_backend != AUTO:
+        requirements = AttentionRequirements(
+            layers=(), dtype=context.dtype, device=context.device, block_size=config.block_size
+        )
+        with suppress(PluginContractError):  # one that needs layers to answer is asked again when they are known
+            registry.attention_backends(requirements, context, wanted=config.attention_backend)
 
 
 def build(config: EngineConfig, proposer: Proposer | None = None) -> Parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import threading
@@ -94,6 +95,12 @@ def test_large_bodies_are_read_on_a_thread(client, monkeypatch, size):
     body = {"prompt": "x", "max_tokens": 1, "stop_token_ids": [7] * size}
     assert client.post("/v1/completions", json=body).status_code == 200
     assert ["AnyIO" in name for name in threads] == [size == LARGE]
+
+
+def test_the_garbage_collector_passes_over_what_is_there_when_the_server_starts(model, serving):
+    with serving(model):
+        assert gc.get_freeze_count() > 10_000
+    assert gc.get_freeze_count() == 0
 
 
 def test_more_tokens_than_a_sequence_has_are_not_decoded(client):

@@ -67,6 +67,12 @@ SCHEMA = {"enum": ["x" * 100] * 3000}
     [
         ("/v1/completions", {"stop": words(1025)}, "stop has 1025 strings; this server takes at most 1024 (server.max"),
         ("/v1/completions", {"bad_words": words(1025)}, "bad_words has 1025 strings; this server takes at most 1024"),
+        (
+            "/v1/completions",
+            {"stop": "x" * 65537},
+            "stop has 65537 characters; this server takes at most 65536 (server.",
+        ),
+        ("/v1/completions", {"bad_words": ["x" * 65536, "y"]}, "bad_words has 65537 characters; this server takes at"),
         ("/v1/completions", {"structured_outputs": {"regex": "a" * 300_000}}, "300013 characters; this server takes"),
         (
             "/v1/chat/completions",
@@ -179,6 +185,11 @@ def call(arguments: str) -> bytes:
             "/v1/chat/completions",
             call(nested("[", "]", 50_000)),
             "messages[0].tool_calls[0].function.arguments is nested too deeply",
+        ),
+        (
+            "/v1/chat/completions",
+            call("[" + "[]," * 100_000 + "0]"),
+            "arguments has 100001 lists, objects and keys; at",
         ),
         ("/v1/chat/completions", call("9" * 5000), "arguments has a number with too many digits"),
         (

@@ -54,6 +54,8 @@ class ServerConfig:
     """Most alternatives per token that a request may ask for."""
     max_strings: int = field(default=1024, validator=check.integer(0))
     """Most stop strings, and most bad words, of one request; they are looked for after every token."""
+    max_string_characters: int = field(default=65536, validator=check.integer(0))
+    """Most characters of all stop strings together, and of all bad words, which are tokenised between steps."""
     max_grammar_size: Size = field(default="256KiB", validator=check.size())
     """Largest schema, regular expression, grammar or list of choices of a request; large ones compile for very long."""
     chat_template: str | None = field(default=None, validator=optional(check.text()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -216,7 +217,11 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until stopped."""
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+        gc.freeze()  # the model and the libraries stay: looking through them holds up every stream for long
+        try:
+            await super().serve(sockets)
+        finally:
+            gc.unfreeze()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -6,9 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from specdec_server.http.bodies import num_parts
 from specdec_server.http.errors import invalid
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MOST_PARTS = 100_000
+"""Lists, objects and keys that the arguments of one call may have: they are parsed, which stops everything else."""
+
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
@@ -77,6 +81,9 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
         raise invalid(f"{where} must have function.name", "messages")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
+        if (parts := num_parts(arguments.encode("utf-8", "replace"), MOST_PARTS)) > MOST_PARTS:
+            most = f"{parts} lists, objects and keys; at most {MOST_PARTS} are taken"
+            raise invalid(f"{where}.function.arguments has {most}", "messages")
         try:
             arguments = json.loads(arguments or "{}")
         except json.JSONDecodeError as error:

@@ -76,9 +76,13 @@ def sampling_params(
             raise invalid(f"{name} is {value}; this server gives {most}", name)
     for name in ("stop", "bad_words"):
         strings = given.get(name, ())
-        if not isinstance(strings, str) and len(strings) > limits.max_strings:
+        strings = (strings,) if isinstance(strings, str) else strings
+        if len(strings) > limits.max_strings:
             most = f"at most {limits.max_strings} (server.max_strings)"
             raise invalid(f"{name} has {len(strings)} strings; this server takes {most}", name)
+        if (size := sum(map(len, strings))) > limits.max_string_characters:
+            most = f"at most {limits.max_string_characters} (server.max_string_characters)"
+            raise invalid(f"{name} has {size} characters; this server takes {most}", name)
     if structured is not None and body.structured_outputs is not None:
         raise invalid("structured_outputs and tool_choice both constrain the answer: send one", "structured_outputs")
     own = structured_outputs(body, wanted)  # a response_format is about answers that are no calls

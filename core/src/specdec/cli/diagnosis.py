@@ -101,21 +101,17 @@ class MethodFacts:
         """``k`` as reports call it."""
         return f"k={k}" if self.num_nodes is None else f"k={k} nodes"
 
-    def _depth(self, k: int) -> int:
-        """How many positions, or levels of a tree, ``k`` draft tokens have."""
-        return k if self.num_nodes is None else len(self.acceptance)
-
     def share(self, k: int) -> float:
         """Part of the steps that have a draft of up to ``k`` tokens."""
         p = self.draft_share
         of_text = p * (1.0 + sum(self.acceptance))
         share_of_text = of_text / (of_text + 1.0 - p)
-        steps_with = share_of_text / (1.0 + sum(self.acceptance[: self._depth(k)]))
+        steps_with = share_of_text / (1.0 + sum(self.acceptance[:k]))
         return steps_with / (steps_with + 1.0 - share_of_text)
 
     def tokens(self, k: int) -> float:
         """Tokens per step and request."""
-        return 1.0 + self.share(k) * sum(self.acceptance[: self._depth(k)])
+        return 1.0 + self.share(k) * sum(self.acceptance[:k])
 
     def draft_seconds(self, k: int) -> float:
         """Draft time of a step, linear between the two measured lengths."""
@@ -126,7 +122,7 @@ class MethodFacts:
     def step_seconds(self, k: int, times: StepTimes) -> float:
         """Time of a step without drafting, those without a draft included."""
         p = self.share(k)
-        return (1.0 - p) * times.at(0) + p * times.at(sum(self.drafted[: self._depth(k)]))
+        return (1.0 - p) * times.at(0) + p * times.at(sum(self.drafted[:k]))
 
     def speed_up(self, k: int, times: StepTimes) -> float:
         """Predicted speed relative to plain decoding."""

@@ -20,6 +20,15 @@ def read_to_end(connection: socket.socket) -> bytes:
     return received
 
 
+def read_until(connection: socket.socket, end: bytes) -> bytes:
+    received = b""
+    while end not in received:
+        part = connection.recv(65536)
+        assert part, f"closed after {received!r}"
+        received += part
+    return received
+
+
 @pytest.fixture(scope="module")
 def hasty(model, serving):
     with serving(model, {"header_timeout": 0.2}) as server:
@@ -37,9 +46,7 @@ def test_a_connection_without_a_request_is_closed(hasty, caplog, sent, told):
 def test_the_headers_of_a_later_request_have_the_same_time(hasty, caplog):
     with connect(hasty.url) as connection:
         connection.sendall(GET)
-        answer = b""
-        while not answer.endswith(b"}"):
-            answer += connection.recv(4096)
+        read_until(connection, b"}")
         connection.sendall(HEAD)
         assert read_to_end(connection) == b""
     assert "(server.header_timeout)" in caplog.text
@@ -53,10 +60,7 @@ def test_bodies_and_answers_may_take_longer(hasty, caplog):
             for start in range(0, len(request), third):
                 connection.sendall(request[start : start + third])
                 other.get("/version")
-            received = b""
-            while b'"usage"' not in received:
-                received += connection.recv(65536)
-            assert received.startswith(b"HTTP/1.1 200")
+            assert read_until(connection, b'"usage"').startswith(b"HTTP/1.1 200")
     assert "header_timeout" not in caplog.text
 
 

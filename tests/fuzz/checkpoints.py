@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from specdec.testing import tiny_model
+from specdec.testing import set_eos, tiny_model
 from specdec.testing.heads import tiny_head
 
 VOCAB = 128
@@ -36,13 +36,18 @@ class Checkpoints:
         self._root = root
         root.mkdir(parents=True, exist_ok=True)
 
-    def model(self, architecture: str, *, seed: int = 0, vocab_size: int = VOCAB, **fields: Any) -> str:
-        """A tiny model without an end token."""
-        name = "-".join([architecture, str(seed), str(vocab_size), *(f"{key}{value}" for key, value in fields.items())])
-        return self._made(
-            name,
-            lambda path: tiny_model(architecture, path, seed=seed, vocab_size=vocab_size, eos_token_id=None, **fields),
-        )
+    def model(
+        self, architecture: str, *, seed: int = 0, vocab_size: int = VOCAB, ends: Sequence[int] = (), **fields: Any
+    ) -> str:
+        """A tiny model, with end tokens if some are given."""
+        parts = [architecture, str(seed), str(vocab_size), *(f"{key}{value}" for key, value in fields.items())]
+
+        def write(path: Path) -> None:
+            tiny_model(architecture, path, seed=seed, vocab_size=vocab_size, eos_token_id=None, **fields)
+            if ends:
+                set_eos(path, list(ends))
+
+        return self._made("-".join([*parts, *(f"end{token}" for token in ends)]), write)
 
     def head(self, layout: str, target: str) -> str:
         """A random head for a target."""

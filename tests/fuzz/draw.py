@@ -18,6 +18,8 @@ TARGETS = (
     *["llama"] * 4, "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss",
     "llama4", "phi3", "gpt2", "cohere2",
 )  # fmt: skip
+ENDS = ((5, 61), (17, 30, 99))
+"""End tokens, where a target has some."""
 TREE = "[(0,),(1,),(2,),(0,0),(0,1),(1,0),(0,0,0),(0,0,1)]"
 GRAMMARS = (
     {"choice": ["yes", "no", "yesterday"]},
@@ -55,7 +57,8 @@ def draw_target(random: Random, checkpoints: Checkpoints) -> Target:
     architecture = random.choice(TARGETS)
     fields = {"num_hidden_layers": 4} if architecture in ("llama", "llama4") else {}
     vocab_size = WIDE_VOCAB if random.random() < 0.15 else VOCAB
-    path = checkpoints.model(architecture, seed=random.choice([0, 1]), vocab_size=vocab_size, **fields)
+    ends = random.choice(ENDS) if random.random() < 0.25 else ()
+    path = checkpoints.model(architecture, seed=random.choice([0, 1]), vocab_size=vocab_size, ends=ends, **fields)
     return Target(architecture=architecture, path=path, vocab_size=vocab_size)
 
 

@@ -1,9 +1,10 @@
 """Runs one drawn case and says what is wrong with it.
 
 A case is an engine with some proposer and verifier, and requests that arrive, are preempted and aborted at random,
-twice over (the second time with what the first left in the caches). In float32, what comes out must be the text that
-an engine without speculation gives for each request alone: always at temperature 0, and with the verifier `match` also
-when sampled. Nothing may leak, and the counts must add up.
+twice over (the second time with what the first left in the caches, which are emptied now and then). In float32, what
+comes out must be the text that an engine without speculation gives for each request alone: always at temperature 0, and
+with the verifier `match` also when sampled. What is read in parts must be the whole. Nothing may leak, and the counts
+must add up.
 """
 
 from __future__ import annotations
@@ -227,12 +228,17 @@ class _Check:
         ]
         done, steps = [(index, group) for index, group, _ in waiting], 0
         running: list[Any] = []
+        read = {group.request_id: [_Parts() for _ in group.requests] for _, group in done}
         while waiting or frontend.core.has_work:
             while waiting and random.random() < 0.6:
                 _, group, aborts = waiting.pop(0)
                 frontend.submit(group)
                 running += [group] if aborts else []
-            frontend.step()
+            if random.random() < 0.03:
+                self.engine.reset_prefix_cache()
+            for group in frontend.step():
+                if random.random() < 0.7:
+                    _read(read, group)
             steps += 1
             if steps > MOST_STEPS:
                 self.problems.append("no progress")
@@ -240,6 +246,14 @@ class _Check:
             for group in running:
                 if not group.is_finished and random.random() < 0.1:
                     frontend.abort(group.request_id)
+        for index, group in done:
+            _read(read, group)
+            whole = group.output().outputs
+            self.problems += [
+                f"request {index}, read in parts: {parts}, whole: {one}"
+                for parts, one in zip(read[group.request_id], whole, strict=True)
+                if not parts.are(one)
+            ]
         return done
 
     def _compare(self, index: int, output: Any) -> Iterator[str]:
@@ -279,6 +293,31 @@ class _Check:
                 sum(one["num_accepted_tokens"] for one in members.values()) > stats.num_accepted_tokens
             )
         self.problems += [f"{what}: {stats}" for what, is_so in wrong.items() if is_so]
+
+
+@define
+class _Parts:
+    """An output read as it grows."""
+
+    text: str = ""
+    token_ids: list[int] = field(factory=list)
+    logprobs: list[Any] = field(factory=list)
+
+    def add(self, part: Any) -> None:
+        """What is new."""
+        self.text += part.text
+        self.token_ids += part.token_ids
+        self.logprobs += part.logprobs or []
+
+    def are(self, whole: Any) -> bool:
+        """Whether that was all of it."""
+        return (self.text, self.token_ids, self.logprobs) == (whole.text, list(whole.token_ids), whole.logprobs or [])
+
+
+def _read(read: dict[str, list[_Parts]], group: Any) -> None:
+    """Take what is new in a group."""
+    for parts, one in zip(read[group.request_id], group.output(only_new=True).outputs, strict=True):
+        parts.add(one)
 
 
 def _facts(one: Any) -> tuple[Any, ...]:

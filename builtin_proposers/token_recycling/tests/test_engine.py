@@ -12,7 +12,7 @@ from specdec import LLM, RequestOutput, SamplingParams
 from specdec.testing import engine_context, tiny_model
 from specdec_token_recycling.config import TokenRecyclingConfig
 from specdec_token_recycling.proposer import TokenRecyclingProposer
-from specdec_token_recycling.table import NOTHING
+from specdec_token_recycling.table import NOTHING, NUM_PAIRS, SuccessorTable
 
 if TYPE_CHECKING:
     from specdec.types import ComputedStep, Draft, ProposalInput
@@ -52,45 +52,76 @@ def accepted(outputs: list[RequestOutput]) -> int:
     return sum(output.spec_stats.num_accepted_tokens for output in outputs if output.spec_stats is not None)
 
 
+class NotingTable(SuccessorTable):
+    """Notes what it is taught: a token, the one before it, and what is likeliest behind them."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__(vocab_size, width)
+        self.rows: list[tuple[int, int, list[int]]] = []
+        self.followers: list[tuple[int, int, int]] = []
+
+    def learn(self, before: np.ndarray, token_ids: np.ndarray, likeliest: np.ndarray) -> None:
+        super().learn(before, token_ids, likeliest)
+        self.rows += zip(before.tolist(), token_ids.tolist(), likeliest.tolist(), strict=True)
+
+    def learn_text(self, text: np.ndarray, start: int) -> None:
+        super().learn_text(text, start)
+        triples = zip([NOTHING, *text.tolist()], text.tolist(), text[1:].tolist(), strict=False)
+        self.followers += list(triples)[start:]
+
+
 class Watched(TokenRecyclingProposer):
-    """Keeps a table of its own in step with the proposer's, token by token, and compares them at each step."""
+    """Compares at each step what the table is taught with what the step holds, token by token."""
 
     def __init__(self, shape: str) -> None:
         super().__init__(
             TokenRecyclingConfig(speculative_token_tree=SHAPES[shape]),
             engine_context(vocab_size=VOCAB, num_speculative_tokens=6),
         )
-        self.expected: dict[int, list[int]] = {}
+        self._table = NotingTable(VOCAB, self._table.width)
         self.num_rejected = self.num_prompt_tokens = 0
 
     def propose(self, batch: ProposalInput) -> Draft:
         draft = super().propose(batch)
         assert batch.computed is not None
-        self.follow(batch.computed)
-        assert self.learned() == self.expected
+        assert isinstance(self._table, NotingTable)
+        before = self.tokens_before(batch.computed)
+        assert self._table.rows == self.expected_rows(batch.computed, before)
+        assert self._table.followers == self.expected_followers(batch.computed, before)
+        self._table.rows, self._table.followers = [], []
         return draft
 
-    def learned(self) -> dict[int, list[int]]:
-        rows = self._table.successors.tolist()
-        return {token: row for token, row in enumerate(rows) if set(row) != {NOTHING}}
-
-    def follow(self, computed: ComputedStep) -> None:
-        tokens, rows = computed.batch.input_ids.tolist(), computed.batch.logits_indices.tolist()
+    def tokens_before(self, computed: ComputedStep) -> dict[int, int]:
+        """Of each token of the step by its place: the text's of those that are kept, the parent's of other nodes."""
+        tokens, starts = computed.batch.input_ids.tolist(), computed.batch.query_start_loc.tolist()
+        before = {}
         for r, text in enumerate(computed.token_ids):
-            before = dict(self.expected)
+            for place in range(starts[r] + 1, starts[r + 1]):
+                parents = computed.batch.parents
+                parent = place - 1 if parents is None else starts[r] + int(parents[place])
+                before[place] = tokens[parent]
             for position in range(computed.first_position[r], computed.num_computed[r]):
                 place = int(computed.kept[computed.kept_start[r] + position - computed.first_position[r]])
                 assert tokens[place] == text[position]
-                if place not in rows and position + 1 < len(text):
-                    self.num_prompt_tokens += 1
-                    follower = int(text[position + 1])
-                    old = before.get(tokens[place], [NOTHING] * self._table.width)
-                    others = [token for token in old if token != follower]
-                    self.expected[tokens[place]] = [follower, *others][: self._table.width]
-        ranked = computed.target.logits.sort(dim=-1, descending=True, stable=True).indices
-        for row, place in enumerate(rows):
-            self.num_rejected += place not in computed.kept
-            self.expected[tokens[place]] = ranked[row, : self._table.width].tolist()
+                before[place] = int(text[position - 1]) if position else NOTHING
+        return before
+
+    def expected_rows(self, computed: ComputedStep, before: dict[int, int]) -> list[tuple[int, int, list[int]]]:
+        tokens, places = computed.batch.input_ids.tolist(), computed.batch.logits_indices.tolist()
+        ranked = computed.target.logits.sort(dim=-1, descending=True, stable=True).indices[:, : self._table.width]
+        self.num_rejected += len(set(places) - set(computed.kept.tolist()))
+        return [(before[p], tokens[p], ranked[row].tolist()) for row, p in enumerate(places)]
+
+    def expected_followers(self, computed: ComputedStep, before: dict[int, int]) -> list[tuple[int, int, int]]:
+        if len(computed.batch.logits_indices) == len(computed.batch.input_ids):
+            return []
+        found = []
+        for r, text in enumerate(computed.token_ids):
+            for position in range(computed.first_position[r], min(computed.num_computed[r], len(text) - 1)):
+                place = int(computed.kept[computed.kept_start[r] + position - computed.first_position[r]])
+                found.append((before[place], int(text[position]), int(text[position + 1])))
+        self.num_prompt_tokens += len(found)
+        return found
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -115,7 +146,7 @@ def test_the_text_is_the_plain_one(model: str, shape: str, temperature: float) -
         first, second = run(llm, temperature), run(llm, temperature)
         assert llm.stats().num_proposer_faults == 0
         width = {"chain": 1, "tree": 2}[shape]
-        assert llm.stats().proposer_memory == {"table": VOCAB * width * 4}
+        assert llm.stats().proposer_memory == {"table": (VOCAB + NUM_PAIRS) * width * 4 + NUM_PAIRS * 8}
     assert ids(first) == ids(second) == expected
 
 

@@ -17,7 +17,7 @@ from specdec.testing.holders import reaches_string
 from specdec.types import ComputedStep, Draft, PackedBatch, ProposalInput, RequestInfo, TargetOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from specdec.drafting.base import Proposer
     from specdec.types import ProposerCapabilities
@@ -27,8 +27,8 @@ class ProposerContract(PluginContract):
     """What every proposer must hold to. A subclass gives the fixture `proposer`, a proposer that is ready to draft.
 
     A proposer that follows every step is given hidden states and logits that are random and depend on the tokens alone;
-    override `proposal_input` when it needs more than that. Before each check it is shown every token once, so that what
-    it learns of tokens, for all requests, is settled.
+    override `proposal_input` when it needs more than that. Before each check it is shown `settling_texts`, so that what
+    it learns for all requests is settled.
     """
 
     vocab_size: ClassVar[int] = 64
@@ -49,14 +49,21 @@ class ProposerContract(PluginContract):
         """The proposer to check, loaded."""
         raise NotImplementedError(f"{type(self).__name__} must define the fixture 'proposer'")
 
+    def settling_texts(self) -> Iterable[np.ndarray]:
+        """Texts, int64 [n], that the proposer is shown before each check when it follows every step: all tokens.
+
+        Override it for a proposer that learns of longer runs than single tokens.
+        """
+        room = self.max_model_len // 2
+        for start in range(0, self.vocab_size, room):
+            yield np.arange(start, min(start + room, self.vocab_size) + 1) % self.vocab_size
+
     @pytest.fixture(autouse=True)
-    def _every_token_shown(self, proposer: Proposer) -> None:
-        """The target has computed each token of the vocabulary."""
+    def _settled(self, proposer: Proposer) -> None:
+        """The target has computed what `settling_texts` has."""
         if proposer.needs.every_step:
-            room = self.max_model_len // 2
-            for start in range(0, self.vocab_size, room):
-                tokens = np.arange(start, min(start + room, self.vocab_size) + 1) % self.vocab_size
-                self.draft_alone(proposer, f"contract-tokens-{start}", _frozen(tokens))
+            for text in self.settling_texts():
+                self.draft_alone(proposer, "contract-settling", _frozen(text))
 
     # --- what a step looks like -------------------------------------------------------------------
 

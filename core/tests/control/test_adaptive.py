@@ -9,7 +9,7 @@ import pytest
 from attrs import define, field
 
 from specdec.control import AdaptiveControl, Control, FixedControl, Schedule
-from specdec.control.acceptance import Acceptance
+from specdec.control.acceptance import Acceptance, TreeAcceptance
 
 
 @define
@@ -50,7 +50,7 @@ def run(world: World, control: Control, batch: int, k: int, steps: int) -> list[
                 accepted += 1
             world.tokens += accepted + 1
             if count:
-                outcomes.append((ids[i], count, accepted))
+                outcomes.append((ids[i], count, range(accepted)))
         seconds = world.step(batch, rows)
         world.seconds += seconds
         prefill = now == 0
@@ -186,7 +186,7 @@ def test_ended_requests_are_forgotten() -> None:
     for number in range(200):
         control.limits([f"{number}"], [K])
         control.record_draft([f"{number}"], [3], [3], 1e-3)
-        control.record_step(1, 4, 1e-2, [(f"{number}", 3, 1)])
+        control.record_step(1, 4, 1e-2, [(f"{number}", 3, range(1))])
         control.finish(f"{number}")
     assert control._acceptance._counts.shape[1] == 16
 
@@ -201,7 +201,65 @@ def test_always_drafts_what_the_settings_say() -> None:
 def test_a_request_without_evidence_is_believed_to_be_like_the_others_but_less_surely() -> None:
     acceptance = Acceptance(K)
     for _ in range(20):
-        acceptance.record_outcomes(["known"], np.array([2]), np.array([2]))
+        acceptance.record_outcomes(["known"], np.array([2]), [range(2)])
     found = acceptance.estimate(["new", "known"])
     assert found.accept[0, 0] == pytest.approx(found.accept[1, 0], abs=0.05)
     assert found.spread[0, 0] > 1.5 * found.spread[1, 0]
+
+
+TREE = (-1, -1, 0, 1, 2, 4, 5, 5)
+"""Parents of the nodes of a tree in levels: the first node's line goes on for five levels."""
+
+
+def tree_path(rng: np.random.Generator, size: int) -> list[int]:
+    """The accepted path through the first nodes of `TREE`: of siblings the first is likelier."""
+    path: list[int] = []
+    while children := [node for node in range(size) if TREE[node] == (path[-1] if path else -1)]:
+        chance = rng.random()
+        if chance > 0.75:
+            break
+        path.append(children[-1] if chance < 0.2 else children[0])
+    return path
+
+
+def tree_run(control: Control, row_cost: float, steps: int) -> tuple[float, float]:
+    """Tokens and seconds of steps in which a row more costs a share of a plain step."""
+    rng, size, tokens, seconds = np.random.default_rng(3), 0, 0, 0.0
+    for now in range(steps):
+        path = tree_path(rng, size)
+        took = 10e-3 * (1 + row_cost * size)
+        tokens, seconds = tokens + len(path) + 1, seconds + took
+        outcomes = [("r", size, path)] if size else []
+        control.record_step(1, 1 + size if now else 0, took * float(np.exp(0.02 * rng.standard_normal())), outcomes)
+        [size] = control.limits(["r"], [len(TREE)])
+        control.record_draft(["r"], [size], [size], 0.1e-3)
+    return tokens, seconds
+
+
+@pytest.mark.parametrize("row_cost", [0.01, 0.04, 0.12, 0.5])
+def test_trees_are_as_large_as_pays(row_cost: float) -> None:
+    """Nodes count by how often they lie on the accepted path: speed is near the best fixed size's, whatever it is."""
+    rates = []
+    for size in range(len(TREE) + 1):
+        rng = np.random.default_rng(5)
+        gained = np.mean([len(tree_path(rng, size)) for _ in range(2000)])
+        rates.append(float((1 + gained) / (10e-3 * (1 + row_cost * size))))
+    control = AdaptiveControl(Schedule.parse(None, len(TREE)), len(TREE), most_rows=16, trees=True)
+    tree_run(control, row_cost, 200)
+    tokens, seconds = tree_run(control, row_cost, 800)
+    assert tokens / seconds > 0.94 * max(rates)
+
+
+def test_nodes_share_what_they_bring_until_it_falls() -> None:
+    acceptance = TreeAcceptance(4)
+    for number in range(400):
+        path = [0, 2] if number % 2 else [1] if number % 4 else []
+        acceptance.record_outcomes(["r"], np.array([3]), [path])
+        acceptance.age(1)
+    found = acceptance.estimate(["r"])
+    assert found.accept[0, :3] == pytest.approx([0.5, 0.25, 0.5], abs=0.06)
+    survival = found.survival(0.0)[0]
+    assert survival[:3] == pytest.approx([0.5, 0.375, 0.375], abs=0.06)
+    assert (np.diff(survival) <= 1e-12).all()
+    assert (found.survival(-0.5)[0] < survival).all()
+    assert (found.survival(1.0)[0, 1:] > survival[1:]).all()

@@ -141,7 +141,7 @@ def _decode(control: Control, batch: dict[str, Trace], machine: Machine, tally: 
             count = drafts.get(request_id, 0)
             accepted = min(count, trace.accepted[place]) if count else 0
             if count:
-                outcomes.append((request_id, count, accepted))
+                outcomes.append((request_id, count, range(accepted)))
             done[request_id] += accepted + 1
             tally.tokens += accepted + 1
             tally.accepted += accepted
@@ -261,8 +261,8 @@ def _optimist(control: AdaptiveControl, monkeypatch: pytest.MonkeyPatch) -> None
     """What was drafted counts as accepted."""
     record = Acceptance.record_outcomes
 
-    def all_kept(self: Acceptance, ids: Sequence[str], drafted: np.ndarray, accepted: np.ndarray) -> None:
-        record(self, ids, drafted, drafted)
+    def all_kept(self: Acceptance, ids: Sequence[str], drafted: np.ndarray, accepted: Sequence[Sequence[int]]) -> None:
+        record(self, ids, drafted, [range(count) for count in drafted])
 
     monkeypatch.setattr(Acceptance, "record_outcomes", all_kept)
 

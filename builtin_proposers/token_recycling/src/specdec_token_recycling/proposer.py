@@ -98,7 +98,8 @@ def _last_two(text: np.ndarray) -> tuple[int, int]:
 
 def _tokens_before(computed: ComputedStep, token_ids: np.ndarray) -> np.ndarray:
     """int64 [T]: the token before each of a step's, in a tree its parent; negative where there is none."""
-    before = np.roll(token_ids, 1)
+    before = np.empty_like(token_ids)
+    before[1:] = token_ids[:-1]
     starts = computed.batch.query_start_loc.numpy(force=True)
     parents = None if computed.batch.parents is None else computed.batch.parents.numpy(force=True)
     for r, text in enumerate(computed.token_ids):

@@ -3,6 +3,9 @@
 Two probabilities per position i: that the proposer drafts it, given position i - 1 was drafted and the limit allows it
 (n-gram lookup often finds nothing), and that it is accepted, given it was drafted and i - 1 accepted. Requests have
 little evidence of their own, so each is shrunk towards the engine's pool.
+
+A tree's positions are its nodes, in the order in which a smaller tree would leave the last ones out. Of siblings one is
+accepted at most, so a node's probability is that of lying on the accepted path, whatever came of those before it.
 """
 
 from __future__ import annotations
@@ -46,8 +49,46 @@ class Estimate:
         return np.asarray(taken.cumprod(axis=1))
 
 
+class TreeEstimate(Estimate):
+    """What is believed of the nodes of trees; `accept` is the probability that a node lies on the accepted path."""
+
+    def survival(self, deviations: float) -> np.ndarray:
+        """Probability that each node is accepted, evened out so that it falls along the nodes.
+
+        Where a node is likelier than some before it, as a child of the likeliest among its siblings, they share what
+        they bring: a tree that ends between them is thought better than it is, but larger ones are not given up for it.
+
+        Args:
+            deviations: standard deviations by which the length of the accepted path is taken to be higher than
+                believed.
+        """
+        length = self.accept.sum(axis=1, keepdims=True)
+        doubt = np.sqrt(np.square(self.spread).sum(axis=1, keepdims=True))
+        factor = np.maximum(1.0 + deviations * doubt / np.maximum(length, 1e-9), 0.0)
+        return np.minimum(_falling(self.accept * factor), 1.0)
+
+
+def _falling(numbers: np.ndarray) -> np.ndarray:
+    """The slopes of the least concave functions above the running sums of rows (pool adjacent violators)."""
+    result = np.empty_like(numbers)
+    for row, slopes in zip(numbers, result, strict=True):
+        sums: list[float] = []
+        sizes: list[int] = []
+        for number in row.tolist():
+            total, size = number, 1
+            while sums and sums[-1] * size < total * sizes[-1]:
+                total += sums.pop()
+                size += sizes.pop()
+            sums.append(total)
+            sizes.append(size)
+        slopes[:] = np.repeat(np.array(sums) / np.array(sizes), sizes)
+    return result
+
+
 class Acceptance:
     """Discounted counts of up to ``num_positions`` draft positions."""
+
+    _estimate_class = Estimate
 
     def __init__(self, num_positions: int) -> None:
         self._positions = np.arange(num_positions)
@@ -56,13 +97,16 @@ class Acceptance:
         self._slots: dict[str, int] = {}
         self._free = list(range(15, 0, -1))
 
-    def record_outcomes(self, request_ids: Sequence[str], drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """Drafts were verified: int [n] tokens drafted, of which the first ``accepted`` were kept."""
-        self._add(request_ids, _TESTED, np.minimum(accepted + 1, drafted), accepted)
+    def record_outcomes(
+        self, request_ids: Sequence[str], drafted: np.ndarray, accepted: Sequence[Sequence[int]]
+    ) -> None:
+        """Drafts were verified: int [n] tokens drafted, and the indices of those accepted, which are the first ones."""
+        counts = np.array([len(nodes) for nodes in accepted])
+        self._add(request_ids, _TESTED, self._first(np.minimum(counts + 1, drafted)), self._first(counts))
 
     def record_drafts(self, request_ids: Sequence[str], limits: np.ndarray, counts: np.ndarray) -> None:
         """Drafts were made: int [n] tokens allowed, of which ``counts`` were drafted."""
-        self._add(request_ids, _OFFERED, np.minimum(counts + 1, limits), counts)
+        self._add(request_ids, _OFFERED, self._first(np.minimum(counts + 1, limits)), self._first(counts))
 
     def age(self, num_steps: int) -> None:
         """Steps passed: what was seen before counts less beside what will be seen."""
@@ -81,7 +125,7 @@ class Acceptance:
         fill = _shrunk(own[_DRAFTED], own[_OFFERED], drafted, offered, _PRIOR)
         weight = own[_TESTED] + np.minimum(tested + _PRIOR_WEIGHT, _POOL_WEIGHT)
         spread = np.sqrt((accept * (1.0 - accept) + 0.25 / weight) / weight)
-        return Estimate(accept, spread, fill.cumprod(axis=1))
+        return self._estimate_class(accept, spread, fill.cumprod(axis=1))
 
     def finish(self, request_id: str) -> None:
         """A request ended."""
@@ -90,10 +134,14 @@ class Acceptance:
             self._counts[:, slot] = 0.0
             self._free.append(slot)
 
+    def _first(self, numbers: np.ndarray) -> np.ndarray:
+        """bool [n, positions]: so many of the first positions."""
+        return np.asarray(self._positions < numbers[:, None])
+
     def _add(self, request_ids: Sequence[str], kind: int, tries: np.ndarray, hits: np.ndarray) -> None:
         slots = np.array([self._slot(request_id) for request_id in request_ids])
-        for offset, numbers in ((kind, tries), (kind + 1, hits)):
-            counts = (self._positions < numbers[:, None]).astype(np.float64)
+        for offset, positions in ((kind, tries), (kind + 1, hits)):
+            counts = positions.astype(np.float64)
             np.add.at(self._counts[offset], slots, counts)
             self._counts[offset, 0] += counts.sum(axis=0)
 
@@ -106,6 +154,21 @@ class Acceptance:
                 self._free = list(range(2 * size - 1, size - 1, -1))
             slot = self._slots[request_id] = self._free.pop()
         return slot
+
+
+class TreeAcceptance(Acceptance):
+    """The same of up to ``num_positions`` nodes of trees. A chain is a tree, too."""
+
+    _estimate_class = TreeEstimate
+
+    def record_outcomes(
+        self, request_ids: Sequence[str], drafted: np.ndarray, accepted: Sequence[Sequence[int]]
+    ) -> None:
+        """Drafts were verified: int [n] nodes drafted, and the indices of those on the accepted paths."""
+        on_path = np.zeros((len(drafted), len(self._positions)), dtype=bool)
+        for row, nodes in zip(on_path, accepted, strict=True):
+            row[list(nodes)] = True
+        self._add(request_ids, _TESTED, self._first(drafted), on_path)
 
 
 def _shrunk(

@@ -6,8 +6,9 @@ the most expected tokens per second,
     (B + sum of survival probabilities) / (draft time + step time with B + T rows),
 
 where B requests decode and T positions are drafted. The best set of T positions holds the T likeliest, and since the
-probabilities fall along a draft it is a prefix of each request's. Step time and draft time are learned online
-(`specdec.control.cost`), acceptance per request and position with discount (`specdec.control.acceptance`).
+probabilities fall along a draft it is a prefix of each request's. A tree's nodes are such positions in their order.
+Step time and draft time are learned online (`specdec.control.cost`), acceptance per request and position with discount
+(`specdec.control.acceptance`).
 
 A rule that only exploits what it knows would never learn that a long draft became cheap or a text predictable. So now
 and then the plan is one that would be the fastest if all were a little better than it is believed to be. The loss that
@@ -22,13 +23,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field, frozen
 
-from specdec.control.acceptance import Acceptance
+from specdec.control.acceptance import Acceptance, TreeAcceptance
 from specdec.control.base import Control
 from specdec.control.cost import CostModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from specdec.control.base import Outcome
     from specdec.control.cost import Curve
     from specdec.control.schedule import Schedule
 
@@ -70,7 +72,13 @@ class AdaptiveControl(Control):
     """Chooses the draft length of each request by expected speed."""
 
     def __init__(
-        self, schedule: Schedule, num_speculative_tokens: int, *, most_rows: int, drafts_every_step: bool = False
+        self,
+        schedule: Schedule,
+        num_speculative_tokens: int,
+        *,
+        most_rows: int,
+        drafts_every_step: bool = False,
+        trees: bool = False,
     ) -> None:
         """Start without knowledge.
 
@@ -79,12 +87,13 @@ class AdaptiveControl(Control):
             num_speculative_tokens: the largest limit.
             most_rows: the most rows of a step that only decodes.
             drafts_every_step: the proposer is also called when nothing is drafted, which takes time then, too.
+            trees: drafts may be trees; their length is the number of nodes.
         """
         self._schedule = schedule
         self._every_step = drafts_every_step
         self._step_cost = CostModel.of_steps(most_rows)
         self._draft_cost = CostModel.of_drafts(num_speculative_tokens)
-        self._acceptance = Acceptance(num_speculative_tokens)
+        self._acceptance = (TreeAcceptance if trees else Acceptance)(num_speculative_tokens)
         self._kmax = np.array([k for k in _LENGTHS if k < num_speculative_tokens] + [num_speculative_tokens])
         self._positions = np.arange(num_speculative_tokens)
         self._enough = np.searchsorted(self._kmax, self._positions + 1) + 1
@@ -196,9 +205,7 @@ class AdaptiveControl(Control):
 
     # --- learning -----------------------------------------------------------------------------------
 
-    def record_step(
-        self, num_requests: int, num_tokens: int, seconds: float, outcomes: Sequence[tuple[str, int, int]]
-    ) -> None:
+    def record_step(self, num_requests: int, num_tokens: int, seconds: float, outcomes: Sequence[Outcome]) -> None:
         """See `Control.record_step`."""
         if num_requests and num_tokens:
             self._seen.step_seconds.setdefault((num_requests, num_tokens), []).append(seconds)
@@ -236,7 +243,7 @@ class AdaptiveControl(Control):
             self._acceptance.record_drafts(ids, np.array(limits), np.array(counts))
         if seen.outcomes:
             ids, drafted, accepted = zip(*seen.outcomes, strict=True)
-            self._acceptance.record_outcomes(ids, np.array(drafted), np.array(accepted))
+            self._acceptance.record_outcomes(ids, np.array(drafted), accepted)
 
 
 class _Seen:
@@ -249,7 +256,7 @@ class _Seen:
         self.draft_seconds: dict[tuple[int, int], list[float]] = {}
         """By requests and longest draft."""
         self.drafts: list[tuple[str, int, int]] = []
-        self.outcomes: list[tuple[str, int, int]] = []
+        self.outcomes: list[Outcome] = []
 
 
 @define(eq=False)

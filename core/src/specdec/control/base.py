@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from specdec.control.schedule import Schedule
 
 
+Outcome = tuple[str, int, "Sequence[int]"]
+"""What became of a draft: its request, how many draft tokens were verified, and the indices of those accepted (of a
+chain the first ones)."""
+
+
 class Control(ABC):
     """Decides how many tokens each request may draft. Called on the engine's thread, several times per step:
 
@@ -35,7 +40,7 @@ class Control(ABC):
         """
 
     def record_step(  # noqa: B027 - optional
-        self, num_requests: int, num_tokens: int, seconds: float, outcomes: Sequence[tuple[str, int, int]]
+        self, num_requests: int, num_tokens: int, seconds: float, outcomes: Sequence[Outcome]
     ) -> None:
         """A step was committed.
 
@@ -43,7 +48,7 @@ class Control(ABC):
             num_requests: requests that emitted tokens.
             num_tokens: tokens the target computed; 0 when the step also held prompt tokens, which cost differently.
             seconds: from scheduling to commit, without drafting.
-            outcomes: request, draft tokens verified, and how many were accepted, for each draft in the step.
+            outcomes: of each draft in the step.
         """
 
     def record_draft(  # noqa: B027 - optional

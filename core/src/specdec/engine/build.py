@@ -402,7 +402,13 @@ def _control(config: EngineConfig, context: EngineContext, proposer: Proposer) -
     if settings is None or settings.speculation == "always":
         return FixedControl(schedule)
     most_rows = context.max_num_seqs * (k + 1)
-    return AdaptiveControl(schedule, k, most_rows=most_rows, drafts_every_step=proposer.needs.every_step)
+    return AdaptiveControl(
+        schedule,
+        k,
+        most_rows=most_rows,
+        drafts_every_step=proposer.needs.every_step,
+        trees=proposer.capabilities.trees,
+    )
 
 
 def _given_name(config: EngineConfig) -> str:

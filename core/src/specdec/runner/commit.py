@@ -44,6 +44,8 @@ class Outcome(NamedTuple):
     """Of these, kept."""
     parents: Sequence[int] | None
     """Of a tree's nodes, as in `specdec.types.Draft`; None for a chain."""
+    accepted_nodes: Sequence[int]
+    """Which were kept, as indices into the draft."""
 
 
 @define(eq=False)
@@ -142,7 +144,7 @@ class Committer:
         decision = request.stop_checker.check(run, ended=ended)
         num_kept = decision.num_tokens
         num_accepted = min(num_drafted_kept, num_kept)
-        num_kept_drafted = _count_draft(request, share.draft, num_accepted, committed)
+        num_kept_drafted = _count_draft(request, share.draft, num_accepted, path, committed)
         request.num_computed_tokens += num_accepted
         request.append(run[:num_kept])
         request.token_origins.extend(range(num_kept_drafted))
@@ -188,7 +190,9 @@ class Committer:
         self._logprobs.add_output(counts, target.logits, processed, np.array(rows), np.array(tokens))
 
 
-def _count_draft(request: Request, draft: RequestDraft, num_accepted: int, committed: Committed) -> int:
+def _count_draft(
+    request: Request, draft: RequestDraft, num_accepted: int, path: list[int] | None, committed: Committed
+) -> int:
     """Count a draft of which the first ``num_accepted`` tokens were kept; return how many of these were proposed.
 
     What the grammar forced says nothing about the proposer and is counted apart.
@@ -199,7 +203,8 @@ def _count_draft(request: Request, draft: RequestDraft, num_accepted: int, commi
         counter.count(drafted, accepted, parents)
         counter.count_forced(draft.num_forced, num_accepted - accepted)
     if drafted:
-        committed.outcomes.append(Outcome(request, drafted, accepted, parents))
+        nodes = range(accepted) if path is None else path[:accepted]
+        committed.outcomes.append(Outcome(request, drafted, accepted, parents, nodes))
     return accepted
 
 

@@ -144,7 +144,7 @@ class Drafting:
             [known for outcome in outcomes if (known := _known_outcome(outcome)) is not None],
         )
         if outcomes and self._wants_outcomes:
-            requests, drafted, accepted, parents = zip(*outcomes, strict=True)
+            requests, drafted, accepted, parents, _ = zip(*outcomes, strict=True)
             outcome = DraftOutcome(
                 request_ids=tuple([request.request_id for request in requests]),
                 num_draft_tokens=np.array(drafted, dtype=np.int32),
@@ -309,7 +309,9 @@ class Drafting:
             )
 
 
-def _known_outcome(outcome: Outcome) -> tuple[str, int, int] | None:
+def _known_outcome(outcome: Outcome) -> tuple[str, int, Sequence[int]] | None:
     """What an outcome says about acceptance: nothing about the tokens that a stop cut off."""
-    drafted = outcome.accepted if outcome.request.is_finished else outcome.drafted
-    return (outcome.request.request_id, drafted, outcome.accepted) if drafted else None
+    drafted = outcome.drafted
+    if outcome.request.is_finished:
+        drafted = outcome.accepted if outcome.parents is None else 0  # of a tree the nodes cut off may be any
+    return (outcome.request.request_id, drafted, outcome.accepted_nodes) if drafted else None

@@ -56,6 +56,11 @@ def test_a_mistake_in_a_body_is_a_400_that_says_what(client, body, told):
     assert told in refused(client, "/v1/completions", 400, **body)["message"]
 
 
+def test_a_field_of_another_endpoint_is_not_suggested_for_itself(client):
+    error = refused(client, "/v1/chat/completions", 400, messages=[{"role": "user", "content": "x"}], best_of=2)
+    assert error["message"] == "unknown field 'best_of'."
+
+
 def test_the_field_is_named_for_programs(client):
     error = refused(client, "/v1/completions", 400, prompt="x", temprature=0)
     assert (error["param"], error["code"], error["type"]) == ("temprature", "unknown_field", "invalid_request_error")

@@ -217,7 +217,7 @@ def _unknown(path: list[str]) -> str:
         for model in (requests.CompletionRequest, requests.ChatCompletionRequest, requests.ResponsesRequest)
         for name in model.model_fields
     }
-    near = closest(path[-1], sorted(fields)) if len(path) == 1 else None
+    near = closest(path[-1], sorted(fields)) if len(path) == 1 and path[0] not in fields else None
     hint = f" Did you mean {near!r}?" if near else ""
     return f"unknown field {'.'.join(path)!r}.{hint}"
 

@@ -53,7 +53,7 @@ class AsyncLLM:
         from specdec.engine.frontend import speculative_settings
 
         speculative = speculative_settings(speculative_config, proposer)
-        config, origins = from_kwargs_with_origins(model, speculative_config=speculative, **settings)
+        config, origins = from_kwargs_with_origins(model, **speculative, **settings)
         with naming_origins(origins):
             self._start(config, proposer)
 
@@ -228,6 +228,7 @@ class AsyncLLM:
             self._stopping = True
             self._wake.notify()
         self._thread.join()
+        self._grammar_threads.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self

@@ -52,7 +52,7 @@ class LLM:
         from specdec.engine.frontend import speculative_settings
 
         speculative = speculative_settings(speculative_config, proposer)
-        config, origins = from_kwargs_with_origins(model, speculative_config=speculative, **settings)
+        config, origins = from_kwargs_with_origins(model, **speculative, **settings)
         with naming_origins(origins):
             self._start(config, proposer)
 

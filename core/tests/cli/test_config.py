@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from specdec import LLM
+from specdec import LLM, AsyncLLM
 from specdec.config import from_kwargs, load
 from specdec.errors import PluginNotFoundError
 
@@ -188,3 +188,12 @@ def test_programs_are_told_which_variable_is_wrong(monkeypatch):
         LLM("m")
     assert caught.value.path == "verifier"
     assert caught.value.__notes__ == ["verifier comes from environment SPECDEC_VERIFIER"]
+
+
+@pytest.mark.parametrize("engine", [LLM, AsyncLLM])
+def test_the_environment_speaks_of_speculation_when_a_program_does_not(engine, monkeypatch):
+    monkeypatch.setenv("SPECDEC_SPECULATIVE_CONFIG", '{"method": "nosuch"}')
+    with pytest.raises(PluginNotFoundError, match="nosuch"):
+        engine("m")
+    with pytest.raises(PluginNotFoundError, match="other"):
+        engine("m", speculative_config={"method": "other"})

@@ -74,3 +74,18 @@ def test_threads_whose_callers_have_gone_are_not_waited_for() -> None:
         assert never.threads == [], "what was given up before it began is not done"
 
     asyncio.run(run())
+
+
+def test_threads_end_when_they_are_closed() -> None:
+    async def run() -> list[threading.Thread]:
+        threads, slow = GrammarThreads(), Slow()
+        tasks = [asyncio.create_task(threads.run(slow)) for _ in range(MOST_THREADS + 1)]
+        await until(lambda: len(slow.threads) == MOST_THREADS)
+        threads.close()
+        slow.release.set()
+        assert await asyncio.gather(*tasks) == ["done"] * (MOST_THREADS + 1)
+        return slow.threads
+
+    for thread in asyncio.run(run()):
+        thread.join(60)
+        assert not thread.is_alive()

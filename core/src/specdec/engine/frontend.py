@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from specdec.speculation import RequestSpeculation
 
 
-def speculative_settings(settings: Mapping[str, Any] | None, proposer: Proposer | None) -> Mapping[str, Any] | None:
-    """The ``speculative`` section of an engine that may be handed its proposer as an object, named after its class."""
-    if proposer is None:
-        return settings
-    return {"method": type(proposer).__name__, **(settings or {})}
+def speculative_settings(settings: Mapping[str, Any] | None, proposer: Proposer | None) -> dict[str, Any]:
+    """The argument ``speculative_config`` of an engine that may be handed its proposer as an object, named after its
+    class; none when neither is given, and environment variables decide.
+    """
+    if proposer is not None:
+        return {"speculative_config": {"method": type(proposer).__name__, **(settings or {})}}
+    return {} if settings is None else {"speculative_config": settings}
 
 
 class Frontend:

@@ -21,7 +21,7 @@ class GrammarThreads:
 
     def __init__(self) -> None:
         """No thread is started yet."""
-        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_threads = 0
         self._num_abandoned = 0
@@ -51,13 +51,20 @@ class GrammarThreads:
                 future.add_done_callback(lambda _: self._count_abandoned(-1))
             raise
 
+    def close(self) -> None:
+        """Let the threads end when what was asked for is done."""
+        with self._lock:
+            for _ in range(self._num_threads):
+                self._work.put(None)
+            self._num_threads = 0
+
     def _count_abandoned(self, change: int) -> None:
         with self._lock:
             self._num_abandoned += change
 
     def _serve(self) -> None:
-        while True:
-            future, work = self._work.get()
+        while (item := self._work.get()) is not None:
+            future, work = item
             if not future.set_running_or_notify_cancel():
                 continue
             try:
@@ -66,4 +73,4 @@ class GrammarThreads:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            del future, work
+            del item, future, work

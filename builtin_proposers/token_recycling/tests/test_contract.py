@@ -1,9 +1,7 @@
 """The proposer keeps the contract of its interface."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from specdec.drafting import Proposer
@@ -25,15 +23,6 @@ class RecyclingContract(ProposerContract):
         proposer = propose(config, engine_context(num_speculative_tokens=self.num_speculative_tokens))
         proposer.load(None)
         return proposer
-
-    def settling_texts(self) -> Iterator[np.ndarray]:
-        """Every token behind every other."""
-        room = self.max_model_len // 4
-        for token in range(self.vocab_size):
-            for start in range(token, self.vocab_size, room):
-                others = np.arange(start, min(start + room, self.vocab_size))
-                pairs = np.stack([np.full_like(others, token), others], axis=1)
-                yield np.concatenate([pairs.ravel(), [token, token]])  # the last one is not computed
 
 
 class TestChains(RecyclingContract):

@@ -28,8 +28,9 @@ class ProposeTimes:
     seconds: tuple[float, ...]
     budget: float
     """``proposer_time_budget`` of an engine that sets none."""
-    runs_a_model: bool
-    """Whether the engine adds the target's own time to the budget."""
+    follows_target: bool
+    """Whether it is called after every step or reads the target's states; the target's own time is then added to the
+    budget."""
 
     @classmethod
     def of(cls, seconds: Sequence[float], needs: Any) -> ProposeTimes:
@@ -44,7 +45,7 @@ class ProposeTimes:
 
     def line(self) -> str:
         """What was measured, beside the budget."""
-        more = ", and the target's own time on top, since it runs a model of its own" if self.runs_a_model else ""
+        more = ", and the target's own time on top, since it follows the target" if self.follows_target else ""
         return (
             f"propose() took {_seconds(median(self.seconds))} at the median of {len(self.seconds)} steps, "
             f"{_seconds(max(self.seconds))} at most; an engine allows {_seconds(self.budget)} a step "

@@ -17,7 +17,7 @@ from specdec.testing.holders import reaches_string
 from specdec.types import ComputedStep, Draft, PackedBatch, ProposalInput, RequestInfo, TargetOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from specdec.drafting.base import Proposer
     from specdec.types import ProposerCapabilities
@@ -27,8 +27,8 @@ class ProposerContract(PluginContract):
     """What every proposer must hold to. A subclass gives the fixture `proposer`, a proposer that is ready to draft.
 
     A proposer that follows every step is given hidden states and logits that are random and depend on the tokens alone;
-    override `proposal_input` when it needs more than that. Before each check it is shown `settling_texts`, so that what
-    it learns for all requests is settled.
+    override `proposal_input` when it needs more than that. Before drafts are compared it is shown the texts once, so
+    that what it learns of them for all requests is settled.
     """
 
     vocab_size: ClassVar[int] = 64
@@ -48,22 +48,6 @@ class ProposerContract(PluginContract):
     def proposer(self) -> Proposer:
         """The proposer to check, loaded."""
         raise NotImplementedError(f"{type(self).__name__} must define the fixture 'proposer'")
-
-    def settling_texts(self) -> Iterable[np.ndarray]:
-        """Texts, int64 [n], that the proposer is shown before each check when it follows every step: all tokens.
-
-        Override it for a proposer that learns of longer runs than single tokens.
-        """
-        room = self.max_model_len // 2
-        for start in range(0, self.vocab_size, room):
-            yield np.arange(start, min(start + room, self.vocab_size) + 1) % self.vocab_size
-
-    @pytest.fixture(autouse=True)
-    def _settled(self, proposer: Proposer) -> None:
-        """The target has computed what `settling_texts` has."""
-        if proposer.needs.every_step:
-            for text in self.settling_texts():
-                self.draft_alone(proposer, "contract-settling", _frozen(text))
 
     # --- what a step looks like -------------------------------------------------------------------
 
@@ -223,6 +207,13 @@ class ProposerContract(PluginContract):
             texts[f"contract-{i}"] = _frozen(text[: self.shortest_text] if i % 5 == 4 else text)
         return texts
 
+    def _settled(self, proposer: Proposer, texts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Texts of which a proposer that follows every step has learned what they teach."""
+        if proposer.needs.every_step:
+            for text in texts.values():
+                self.draft_alone(proposer, "contract-settling", text)
+        return texts
+
     # --- checks -----------------------------------------------------------------------------------
 
     def test_empty_batch(self, proposer: Proposer) -> None:
@@ -273,13 +264,13 @@ class ProposerContract(PluginContract):
 
     def test_same_input_same_draft(self, proposer: Proposer) -> None:
         """A request that is served again from the start gets the same draft."""
-        for request_id, text in self.texts(6).items():
+        for request_id, text in self._settled(proposer, self.texts(6)).items():
             first = self.draft_alone(proposer, request_id, text)
             _assert_same(first, self.draft_alone(proposer, request_id, text), request_id)
 
     def test_neighbours_do_not_matter(self, proposer: Proposer) -> None:
         """A batch of n gives what n batches of one give, in any order."""
-        texts = self.texts(7)
+        texts = self._settled(proposer, self.texts(7))
         alone = {request_id: self.draft_alone(proposer, request_id, text) for request_id, text in texts.items()}
         for order in (list(texts), list(texts)[::-1]):
             batch = {request_id: texts[request_id] for request_id in order}
@@ -292,7 +283,7 @@ class ProposerContract(PluginContract):
 
     def test_growing_text(self, proposer: Proposer) -> None:
         """Seen token by token, a text gets the same draft as seen at once."""
-        full = self.texts(5)
+        full = self._settled(proposer, self.texts(5))
         seen = {request_id: max(1, len(text) // 2) for request_id, text in full.items()}
         for request_id, text in full.items():
             self.start(proposer, request_id, text[: seen[request_id]])
@@ -312,7 +303,7 @@ class ProposerContract(PluginContract):
 
     def test_absent_requests(self, proposer: Proposer) -> None:
         """A request may be left out of some steps (it was preempted, or had no room for a draft) and come back."""
-        texts = self.texts(3)
+        texts = self._settled(proposer, self.texts(3))
         first, *others = texts
         for request_id, text in texts.items():
             self.start(proposer, request_id, text)
@@ -327,7 +318,7 @@ class ProposerContract(PluginContract):
 
     def test_request_id_used_again(self, proposer: Proposer) -> None:
         """A request that has an ended one's id has nothing else of it."""
-        first, second = list(self.texts(3).values())[1:]
+        first, second = list(self._settled(proposer, self.texts(3)).values())[1:]
         self.draft_alone(proposer, "contract-again", first)
         again = self.draft_alone(proposer, "contract-again", second)
         _assert_same(self.draft_alone(proposer, "contract-again#other", second), again, "contract-again")

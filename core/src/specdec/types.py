@@ -271,6 +271,11 @@ class Needs:
     aux_layers: tuple[int, ...] = ()
     """Indices of decoder layers whose output hidden states are tapped."""
 
+    @property
+    def follows_target(self) -> bool:
+        """Whether the proposer is given what the target computed, `ProposalInput.computed`."""
+        return self.every_step or self.hidden_states or bool(self.aux_layers)
+
 
 @frozen(kw_only=True)
 class ProposerCapabilities:

@@ -125,8 +125,6 @@ class Member:
     def _own_input(self, batch: ProposalInput, chosen: Sequence[int], aux_layers: Sequence[int]) -> ProposalInput:
         """The part of a batch that concerns the chosen requests, within this member's limit."""
         index = np.asarray(chosen, dtype=np.int64)
-        needs = self.proposer.needs
-        follows = needs.every_step or needs.hidden_states or needs.aux_layers
         return attrs.evolve(
             batch,
             request_ids=tuple([batch.request_ids[i] for i in chosen]),
@@ -134,7 +132,7 @@ class Member:
             max_draft_tokens=np.minimum(batch.max_draft_tokens[index], self.max_draft_tokens).astype(np.int32),
             sampling=tuple([batch.sampling[i] for i in chosen]) if batch.sampling else (),
             seeds=tuple([batch.seeds[i] for i in chosen]) if batch.seeds else (),
-            computed=self._own_computed(batch.computed, aux_layers) if follows else None,
+            computed=self._own_computed(batch.computed, aux_layers) if self.proposer.needs.follows_target else None,
             token_pointers=None if batch.token_pointers is None else batch.token_pointers[index],
             num_tokens=None if batch.num_tokens is None else batch.num_tokens[index],
         )

@@ -29,14 +29,12 @@ class ProposeTimes:
     budget: float
     """``proposer_time_budget`` of an engine that sets none."""
     follows_target: bool
-    """Whether it is called after every step or reads the target's states; the target's own time is then added to the
-    budget."""
+    """As `specdec.types.Needs` says; the target's own time is then added to the budget."""
 
     @classmethod
     def of(cls, seconds: Sequence[float], needs: Any) -> ProposeTimes:
         """The times of a proposer with these `needs`."""
-        own = needs.every_step or needs.hidden_states or bool(needs.aux_layers)
-        return cls(tuple(seconds), engine_default("proposer_time_budget"), own)
+        return cls(tuple(seconds), engine_default("proposer_time_budget"), needs.follows_target)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -111,7 +111,7 @@ class _Factory:
         self.registry.check(str(self.plugin.entry.name), self.config, context)
         proposer = self.plugin.build(hook, config=self.config, engine=context)
         needs = proposer.needs
-        if needs.every_step or needs.hidden_states or needs.aux_layers:
+        if needs.follows_target:
             # these are given the computed step, which has at least one computed token
             contract.shortest_text = max(2, contract.shortest_text)
         proposer.load(context.target)

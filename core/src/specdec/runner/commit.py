@@ -40,12 +40,10 @@ class Outcome(NamedTuple):
     request: Request
     drafted: int
     """The proposer's draft tokens that were verified."""
-    accepted: int
-    """Of these, kept."""
+    accepted_nodes: Sequence[int]
+    """Which of them were kept, as indices into the draft: the first ones of a chain, a tree's accepted path."""
     parents: Sequence[int] | None
     """Of a tree's nodes, as in `specdec.types.Draft`; None for a chain."""
-    accepted_nodes: Sequence[int]
-    """Which were kept, as indices into the draft."""
 
 
 @define(eq=False)
@@ -204,7 +202,7 @@ def _count_draft(
         counter.count_forced(draft.num_forced, num_accepted - accepted)
     if drafted:
         nodes = range(accepted) if path is None else path[:accepted]
-        committed.outcomes.append(Outcome(request, drafted, accepted, parents, nodes))
+        committed.outcomes.append(Outcome(request, drafted, nodes, parents))
     return accepted
 
 

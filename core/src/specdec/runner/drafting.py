@@ -133,7 +133,9 @@ class Drafting:
         if not self.is_on:
             return
         if outcomes and self._drafts_in_vain is not None:
-            self._watch_acceptance(self._drafts_in_vain + len(outcomes), any(outcome.accepted for outcome in outcomes))
+            self._watch_acceptance(
+                self._drafts_in_vain + len(outcomes), any(outcome.accepted_nodes for outcome in outcomes)
+            )
         num_tokens = len(step.packed.input_ids)
         only_decodes = num_tokens == len(step.layout.request_index)
         self._decode_seconds = seconds if only_decodes else None
@@ -144,11 +146,11 @@ class Drafting:
             [known for outcome in outcomes if (known := _known_outcome(outcome)) is not None],
         )
         if outcomes and self._wants_outcomes:
-            requests, drafted, accepted, parents, _ = zip(*outcomes, strict=True)
+            requests, drafted, nodes, parents = zip(*outcomes, strict=True)
             outcome = DraftOutcome(
                 request_ids=tuple([request.request_id for request in requests]),
                 num_draft_tokens=np.array(drafted, dtype=np.int32),
-                num_accepted_tokens=np.array(accepted, dtype=np.int32),
+                num_accepted_tokens=np.array([len(path) for path in nodes], dtype=np.int32),
                 parents=parents,
             )
             self._guarded("record", lambda: self.proposer.record(outcome))
@@ -218,8 +220,7 @@ class Drafting:
         fault of the proposer's.
         """
         needs = self.proposer.needs
-        runs_a_model = needs.every_step or needs.hidden_states or bool(needs.aux_layers)
-        own = (1 + longest) * self._step_seconds if runs_a_model else 0.0
+        own = (1 + longest) * self._step_seconds if needs.follows_target else 0.0
         if self._time_budget and seconds > self._time_budget + own:
             raise ProposerError(
                 f"propose() took {seconds:.3f} s; proposer_time_budget is {self._time_budget:g} s"
@@ -259,7 +260,7 @@ class Drafting:
             "step_seconds": self._decode_seconds,
         }
         needs = self.proposer.needs
-        if not (needs.every_step or needs.hidden_states or needs.aux_layers):
+        if not needs.follows_target:
             return ProposalInput(**common)
         return ProposalInput(**common, computed=computed_step(step, target, verdict))
 
@@ -313,5 +314,7 @@ def _known_outcome(outcome: Outcome) -> tuple[str, int, Sequence[int]] | None:
     """What an outcome says about acceptance: nothing about the tokens that a stop cut off."""
     drafted = outcome.drafted
     if outcome.request.is_finished:
-        drafted = outcome.accepted if outcome.parents is None else 0  # of a tree the nodes cut off may be any
+        drafted = (
+            len(outcome.accepted_nodes) if outcome.parents is None else 0
+        )  # of a tree the nodes cut off may be any
     return (outcome.request.request_id, drafted, outcome.accepted_nodes) if drafted else None

@@ -67,7 +67,7 @@ class ProposerContract(PluginContract):
             fresh: how many of each request's last tokens the proposer has not seen yet.
         """
         needs, computed = proposer.needs, None
-        if needs.every_step or needs.hidden_states or needs.aux_layers:
+        if needs.follows_target:
             computed = self._computed_step(proposer, texts, fresh)
         max_draft_tokens = np.array(limits, dtype=np.int32)
         max_draft_tokens.flags.writeable = False
